@@ -1,0 +1,1 @@
+"""fovea: exact attention for PyTorch, customised by plain-Python score and mask functions."""

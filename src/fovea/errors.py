@@ -1,0 +1,34 @@
+"""The exceptions and the warning of fovea, and the one way their texts are built.
+
+Lives here: error types and the text builder. Checks of user arguments live in `problem.py`, limits
+of a backend beside the backend. Invariant: every message names the argument, the value got, the
+values allowed and the way out.
+"""
+
+
+class FoveaError(Exception):
+    """Base of the errors that only fovea raises."""
+
+
+class UnsupportedError(FoveaError, NotImplementedError):
+    """Right input that the chosen backend lacks; another backend takes it."""
+
+
+class TraceError(FoveaError, TypeError):
+    """A score_mod or mask_mod that cannot be turned into a graph."""
+
+
+class FoveaWarning(UserWarning):
+    """Something ran, but not in the way the caller may expect."""
+
+
+def invalid(argument: str, got: object, allowed: str, remedy: str) -> str:
+    """Return the text of an error about one argument.
+
+    Args:
+        argument: name of the argument as the user wrote it.
+        got: the value, or a description of it; tensors must be described, not passed.
+        allowed: the values that would have been right.
+        remedy: what to do now, as an imperative clause.
+    """
+    return f"{argument}={got} is not valid (allowed: {allowed}); {remedy}."
