@@ -1,9 +1,8 @@
 """One validated attention call, as the value that every layer below the API speaks.
 
-Lives here: `AttentionProblem` and its parts, the results that backends return, and all checks of
-user arguments. Not here: limits of one backend (beside that backend) and how a problem crosses the
-operator boundary (`ops/program.py`). Invariant: a problem that exists is valid, apart from tensor
-*contents*, which are looked at under FOVEA_CHECK=1 alone.
+Lives here: `AttentionProblem` and its parts, and the results that backends return. Not here: how one
+is built and checked (`build.py`, `checks.py`), limits of one backend (beside that backend) and how a
+problem crosses the operator boundary (`ops/program.py`). Invariant: nothing here looks at contents.
 """
 
 from dataclasses import dataclass
@@ -12,9 +11,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fovea.tiling.block_lists import BlockLists
+
 if TYPE_CHECKING:
     from fovea.mods.trace import TracedMod
-    from fovea.tiling.block_mask import BlockLists
 
 Causal = Literal["bottom_right", "top_left"]
 Window = tuple[int | None, int | None]
@@ -68,7 +68,7 @@ class AttentionProblem:
     scale: float | Tensor
     score_mod: "TracedMod | None" = None
     mask_mod: "TracedMod | None" = None
-    block_lists: "BlockLists | None" = None
+    block_lists: BlockLists | None = None
     block_mask_mod: "TracedMod | None" = None
     varlen: Varlen | None = None
     deterministic: bool = False

@@ -1,0 +1,34 @@
+"""One validated attention call: the value, and the only place where user arguments are checked.
+
+Invariant: a problem that exists is valid, apart from tensor *contents*, which `check_contents` looks
+at under FOVEA_CHECK=1 alone.
+"""
+
+from fovea.problem.build import Request, VarlenRequest, make_dense, make_varlen
+from fovea.problem.contents import check_contents
+from fovea.problem.value import (
+    AttentionProblem,
+    Causal,
+    ForwardResult,
+    GradientNeeds,
+    Gradients,
+    Varlen,
+    Window,
+    strides_in_order,
+)
+
+__all__ = [
+    "AttentionProblem",
+    "Causal",
+    "ForwardResult",
+    "GradientNeeds",
+    "Gradients",
+    "Request",
+    "Varlen",
+    "VarlenRequest",
+    "Window",
+    "check_contents",
+    "make_dense",
+    "make_varlen",
+    "strides_in_order",
+]
