@@ -370,7 +370,9 @@ class CTensorStruct:
             )
 
         return Packed(
-            array.address, (shape_type * self.shapes)(*shapes), (stride_type * self.strides)(*strides)
+            array.address,
+            (shape_type * self.shapes)(*shapes),
+            (stride_type * self.strides)(*strides),
         )
 
 

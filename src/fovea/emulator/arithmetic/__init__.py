@@ -1,0 +1,1 @@
+"""Arithmetic of the matrix units: element formats and accumulation. Pure functions of arrays."""

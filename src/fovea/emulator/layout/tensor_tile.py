@@ -1,0 +1,125 @@
+"""The bytes one tensor copy moves: which part of the tensor, and where in shared memory.
+
+What lives here: clipping a box against the tensor's bounds and the table of shared-memory chunks a box
+fills. Not here: the tensor map's format (tensor_map.py), moving bytes or signalling (isa/tensor_copy.py).
+
+Invariant: a tile is an array with the box's dimensions reversed (dimension 0 last). The part inside the
+tensor is a regular slice of it and, in global memory, a regular strided view: no element-wise addressing.
+
+Source: PTX ISA, "Tensors: tiled mode, out-of-bounds, swizzling modes"; CUDA programming guide on swizzle
+wider than the box (rows keep the swizzle's pitch).
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fovea.emulator.layout.descriptor import CHUNK_BYTES
+from fovea.emulator.layout.swizzle import SWIZZLE_PERIOD_BYTES, swizzle
+from fovea.emulator.layout.tensor_map import TensorMap
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """The part of a box that lies inside the tensor.
+
+    Attributes:
+        inside: slices of the tile array (dimension 0 last), or None if nothing lies inside.
+        address: global address of the first element inside.
+        counts: elements inside per dimension, dimension 0 last.
+        strides: bytes between them per dimension, dimension 0 last.
+    """
+
+    inside: tuple[slice, ...] | None
+    address: int
+    counts: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the box lies outside of the tensor altogether."""
+        return self.inside is None
+
+    def span(self, element_bytes: int) -> tuple[int, int]:
+        """Return the first address and one past the last address the part inside covers."""
+        last = sum((n - 1) * s for n, s in zip(self.counts, self.strides, strict=True))
+        return self.address, self.address + last + element_bytes
+
+
+def clip_box(tensor: TensorMap, coordinates: tuple[int, ...]) -> Tile:
+    """Return what part of the box at `coordinates` lies inside the tensor.
+
+    Args:
+        tensor: the tensor map.
+        coordinates: signed element coordinates of the box's first element, dimension 0 first.
+
+    Raises:
+        ValueError: when the number of coordinates is not the tensor's rank.
+    """
+    if len(coordinates) != tensor.rank:
+        raise ValueError(
+            f"{len(coordinates)} coordinates for a tensor map of rank {tensor.rank}; the "
+            "instruction's dimension must be the map's rank"
+        )
+    address = tensor.address
+    slices: list[slice] = []
+    strides: list[int] = []
+    for start, count, size, stride, step in zip(
+        coordinates,
+        tensor.box_counts,
+        tensor.sizes,
+        tensor.strides,
+        tensor.element_strides,
+        strict=True,
+    ):
+        low = max(0, -(start // step))
+        high = min(count, -(-(size - start) // step))
+        if low >= high:
+            return Tile(None, 0, (0,) * tensor.rank, (0,) * tensor.rank)
+        slices.append(slice(low, high))
+        strides.append(stride * step)
+        address += (start + low * step) * stride
+    slices.reverse()
+    strides.reverse()
+    return Tile(tuple(slices), address, tuple(s.stop - s.start for s in slices), tuple(strides))
+
+
+def tile_shape(tensor: TensorMap) -> tuple[int, ...]:
+    """Return the tile array's shape in bytes: box counts reversed, dimension 0 in bytes."""
+    counts = tensor.box_counts
+    return (*reversed(counts[1:]), counts[0] * tensor.element.size_bytes)
+
+
+def shared_chunks(tensor: TensorMap, address: int) -> tuple[NDArray[np.int64], int]:
+    """Return the chunk numbers a tile at shared address `address` fills, and the first one.
+
+    Shapes:
+        result: [rows, chunks per row], with rows running over dimensions 1 and up, dimension 1 fastest.
+
+    Raises:
+        ValueError: when a sampled row is no whole number of 16-byte chunks.
+    """
+    counts = tensor.box_counts
+    row_bytes = counts[0] * tensor.element.size_bytes
+    if row_bytes % CHUNK_BYTES:
+        raise ValueError(
+            f"the box covers {row_bytes} bytes of dimension 0 after sampling; "
+            "a multiple of 16 is implemented"
+        )
+    rows = 1
+    for count in counts[1:]:
+        rows *= count
+    phase = address % SWIZZLE_PERIOD_BYTES
+    return _chunk_table(rows, row_bytes, tensor.swizzle, phase), (address - phase) // CHUNK_BYTES
+
+
+@lru_cache(maxsize=1024)
+def _chunk_table(rows: int, row_bytes: int, width: int, phase: int) -> NDArray[np.int64]:
+    pitch = width or row_bytes
+    row = np.arange(rows, dtype=np.int64)[:, None] * pitch
+    chunk = np.arange(row_bytes // CHUNK_BYTES, dtype=np.int64)[None, :] * CHUNK_BYTES
+    table = swizzle(row + chunk + phase, width) // CHUNK_BYTES
+    table.flags.writeable = False
+    return table

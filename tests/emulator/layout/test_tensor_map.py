@@ -1,0 +1,145 @@
+import struct
+
+import pytest
+
+from fovea.emulator.layout.tensor_map import (
+    decode_tensor_map,
+    encode_tensor_map,
+    make_tensor_map,
+    replace_field,
+)
+
+ADDRESS = 0x7F1234567000
+# Words 2 to 14 of maps that CuTe-DSL 4.8.1 launchers packed, with what they were made from:
+# (element, sizes, strides in elements, box, swizzle, words).
+PACKED = [
+    ("bf16", (64, 256), (64,), (64, 64), 128,
+     "00046512 00000008 0 0 0 0 3f ff 0 0 0 3f000000 3f"),
+    ("bf16", (64, 256), (64,), (32, 64), 64,
+     "00044512 00000008 0 0 0 0 3f ff 0 0 0 1f000000 3f"),
+    ("bf16", (64, 256), (64,), (16, 64), 32,
+     "00042512 00000008 0 0 0 0 3f ff 0 0 0 0f000000 3f"),
+    ("bf16", (64, 256), (64,), (8, 64), 0,
+     "00040512 00000008 0 0 0 0 3f ff 0 0 0 07000000 3f"),
+    ("f16", (64, 256), (64,), (64, 64), 128,
+     "00046312 00000008 0 0 0 0 3f ff 0 0 0 3f000000 3f"),
+    ("f32", (64, 256), (64,), (32, 64), 128,
+     "00046392 00000010 0 0 0 0 3f ff 0 0 0 1f000000 3f"),
+    ("tf32", (64, 256), (64,), (32, 64), 128,
+     "00056392 00000010 0 0 0 0 3f ff 0 0 0 1f000000 3f"),
+    ("f64", (64, 256), (64,), (16, 64), 128,
+     "00246492 00000020 0 0 0 0 3f ff 0 0 0 0f000000 3f"),
+    ("u32", (64, 256), (64,), (32, 64), 128,
+     "00046112 00000010 0 0 0 0 3f ff 0 0 0 1f000000 3f"),
+    ("u64", (64, 256), (64,), (16, 64), 128,
+     "00246212 00000020 0 0 0 0 3f ff 0 0 0 0f000000 3f"),
+    ("u8", (64, 256), (64,), (64, 64), 64,
+     "00044012 00000004 0 0 0 0 3f ff 0 0 0 3f000000 3f"),
+    ("u16", (64, 256), (64,), (64, 64), 128,
+     "00046092 00000008 0 0 0 0 3f ff 0 0 0 3f000000 3f"),
+    ("bf16", (64, 256, 3, 5, 7), (6720, 64, 192, 960), (64, 16, 2, 3, 4), 128,
+     "00246542 00000348 8 18 78 0 3f ff 2 4 6 3f000000 0302010f"),
+    ("bf16", (64, 256, 3), (64, 1 << 33), (64, 64, 1), 128,
+     "00246522 00000008 40000000 0 0 0 3f ff 2 0 0 3f000000 3f"),
+    ("bf16", (64, 256, 3), (1 << 36, 64), (64, 64, 1), 128,
+     "00246522 00000000 8 0 0 2 3f ff 2 0 0 3f000000 3f"),
+    ("bf16", (64,), (), (64,), 0,
+     "00040502 0 0 0 0 0 3f 0 0 0 0 3f000000 0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("element", "sizes", "strides", "box", "swizzle", "words"), PACKED)
+def test_packed_map_decodes_to_what_it_was_made_from(element, sizes, strides, box, swizzle, words):
+    values = [ADDRESS & 0xFFFFFFFF, ADDRESS >> 32, *(int(word, 16) for word in words.split())]
+    data = struct.pack("<15I", *values).ljust(128, b"\xee")
+    got = decode_tensor_map(data)
+    expected = make_tensor_map(
+        ADDRESS,
+        element,
+        sizes,
+        tuple(stride * got.element.size_bytes for stride in strides),
+        box,
+        swizzle=swizzle,
+    )
+    assert got == expected
+    assert encode_tensor_map(expected)[:60] == data[:60]
+
+
+def test_replaced_fields_decode_to_the_new_values():
+    data = encode_tensor_map(
+        make_tensor_map(ADDRESS, "bf16", (64, 256), (128,), (64, 64), swizzle=128)
+    )
+    edits = [
+        ("global_address", 0x7F00DEAD0000, 0),
+        ("rank", 2, 0),
+        ("global_dim", 96, 0),
+        ("global_dim", 1000, 1),
+        ("global_dim", 5, 2),
+        ("global_stride", 192, 0),
+        ("global_stride", 1 << 38, 1),
+        ("box_dim", 16, 0),
+        ("box_dim", 256, 1),
+        ("box_dim", 2, 2),
+        ("element_stride", 2, 1),
+        ("elemtype", 7, 0),
+        ("swizzle_mode", 2, 0),
+        ("fill_mode", 1, 0),
+    ]
+    for name, value, ordinal in edits:
+        data = replace_field(data, name, value, ordinal)
+    assert decode_tensor_map(data) == make_tensor_map(
+        0x7F00DEAD0000,
+        "f32",
+        (96, 1000, 5),
+        (192, 1 << 38),
+        (16, 256, 2),
+        element_strides=(1, 2, 1),
+        swizzle=64,
+        fills_nan=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "ordinal", "message"),
+    [
+        ("global_stride", 24, 0, "multiple of 16"),
+        ("box_dim", 257, 0, "not in 0..255"),
+        ("global_dim", 4, 5, "dimension 5"),
+        ("swizzle_mode", 4, 0, "not in 0..3"),
+        ("swizzle_atomicity", 0, 0, "not implemented"),
+    ],
+)
+def test_replacing_a_field_by_a_wrong_value_is_refused(name, value, ordinal, message):
+    with pytest.raises(ValueError, match=message):
+        replace_field(bytes(128), name, value, ordinal)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"box": (128, 64)}, "more than the swizzle"),
+        ({"box": (257, 64)}, r"not in 1\.\.256"),
+        ({"box": (12, 64)}, "multiple of 16"),
+        ({"strides": (136,)}, "multiple of 16"),
+        ({"address": ADDRESS + 8}, "multiple of 16"),
+        ({"element_strides": (1, 9)}, r"not 1\.\.8"),
+    ],
+)
+def test_map_that_the_engine_refuses_is_an_error(changes, message):
+    fields = {
+        "address": ADDRESS,
+        "element": "bf16",
+        "sizes": (128, 256),
+        "strides": (256,),
+        "box": (64, 64),
+        "swizzle": 128,
+    }
+    with pytest.raises(ValueError, match=message):
+        make_tensor_map(**(fields | changes))
+
+
+def test_bytes_that_are_no_map_are_refused():
+    with pytest.raises(ValueError, match="tag is 0"):
+        decode_tensor_map(bytes(128))
+    with pytest.raises(ValueError, match="128 bytes, got 64"):
+        decode_tensor_map(bytes(64))
