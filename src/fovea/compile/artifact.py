@@ -12,8 +12,8 @@ Use:
     artifact.write(folder); read_artifact(folder)    # travel
     fovea.runtime.module.load(artifact, device)      # run
 
-A folder holds `record.json`, `launcher.so` (what a GPU machine opens), `launcher.o` (the same before
-linking, what the emulator opens), `kernel.ptx` and `kernel.cubin`.
+A folder holds `record.json`, `launcher.so` (what a GPU machine opens), `launcher.o` (the same
+before linking, what the emulator opens), `kernel.ptx` and `kernel.cubin`.
 """
 
 import hashlib

@@ -20,8 +20,8 @@ A kernel author does three things:
     run = fovea.runtime.module.load(artifact, torch.device("cuda", 0))
     run(q, 2.0)                            # the environment stream is no argument of the call
 
-The host function and kernel must lie in a file (the compiler reads their source). A kernel whose PTX
-name holds the word "cutlass" is refused: ptxas changes its heuristics on that word.
+The host function and kernel must lie in a file (the compiler reads their source). A kernel whose
+PTX name holds the word "cutlass" is refused: ptxas changes its heuristics on that word.
 """
 
 import importlib
@@ -165,8 +165,8 @@ def _compile(variant: Variant, target: CompileTarget, scratch: Path) -> dict[str
 def _export_launcher(compiled: Any, name: str, target: CompileTarget, scratch: Path) -> bytes:
     """Return the launcher as a relocatable object for the target's processor.
 
-    The compiled function's own `export_to_c` makes code for this very processor (AVX-512 where it has
-    that) and refuses others under the TVM-FFI interface; the exporter below it takes a triple.
+    The compiled function's own `export_to_c` makes code for this very processor (AVX-512 where it
+    has that) and refuses others under the TVM-FFI interface; the exporter below takes a triple.
     """
     try:
         export: Any = importlib.import_module("cutlass.base_dsl.export")

@@ -1,8 +1,8 @@
 """What a compiled kernel uses, read from its cubin.
 
-Lives here: registers, stack, local and static shared memory of every kernel in a cubin, and the names
-of the kernels in a PTX text. Invariant: the figures come from the binary that will run, not from a
-plan; a file that lacks them raises.
+Lives here: registers, stack, local and static shared memory of every kernel in a cubin, and the
+names of the kernels in a PTX text. Invariant: the figures come from the binary that will run, not
+from a plan; a file that lacks them raises.
 """
 
 import re

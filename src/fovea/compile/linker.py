@@ -324,7 +324,7 @@ def _align(value: int, to: int) -> int:
     return -(-value // to) * to
 
 
-# --- relocation arithmetic: (image, place, symbol + addend, GOT) -> patch --------------------------
+# --- relocation arithmetic: (image, place, symbol + addend, GOT) -> patch ------------------------
 
 _Apply = Callable[[bytearray, int, int, int], None]
 

@@ -1,15 +1,15 @@
 """Opening of an artifact on a CUDA device.
 
-Lives here: the runtime library, the launcher library and the check that both fit the device. What is
-passed to a launcher is `arguments`' matter; the emulator's twin is `emulated_module`. Invariant:
+Lives here: the runtime library, the launcher library and the check that both fit the device. What
+is passed to a launcher is `arguments`' matter; the emulator's twin is `emulated_module`. Invariant:
 torch, apache-tvm-ffi and libcute_dsl_runtime.so are all that is needed; no compiler, no cutlass.
 
     run = load(artifact, torch.device("cuda", 0))
     run(q, k, v, out, 0.125)
 
 `run` is a `tvm_ffi.Function`: tensors and Python scalars in the order of the host function, without
-the stream. It launches on the current torch stream of the tensors' device, whatever the current device
-is, and raises ValueError or TypeError by itself for a wrong dtype, rank, shape or device.
+the stream. It launches on the current torch stream of the tensors' device, whatever the current
+device is, and raises ValueError or TypeError by itself for a wrong dtype, rank, shape or device.
 """
 
 import ctypes
@@ -96,9 +96,9 @@ def _open_library(artifact: Artifact) -> ctypes.CDLL:
 
 def _unusable(artifact: Artifact, error: OSError) -> UnsupportedError:
     return UnsupportedError(
-        f"launcher of {artifact.record.name!r} (compiler {artifact.record.compiler_version}) cannot "
-        f"be opened: {error}; the runtime library in use is {runtime_library()}: install the "
-        "nvidia-cutlass-dsl version that made the artifact, or compile it again"
+        f"launcher of {artifact.record.name!r} (compiler {artifact.record.compiler_version}) "
+        f"cannot be opened: {error}; the runtime library in use is {runtime_library()}: install "
+        "the nvidia-cutlass-dsl version that made the artifact, or compile it again"
     )
 
 

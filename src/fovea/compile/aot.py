@@ -1,0 +1,86 @@
+"""Making of bundles: artifacts compiled ahead of time, for machines without a compiler.
+
+Lives here: the writer. What a bundle looks like and how one is searched is in `bundle`. Invariant:
+a bundle appears whole, by one rename.
+"""
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+import fovea.version
+from fovea.compile import key as keys
+from fovea.compile.bundle import FOLDER, FORMAT, INDEX, Bundle, BundleEntry, load_bundle
+from fovea.compile.cache import Cache
+from fovea.compile.key import Variant
+from fovea.compile.pool import compile_many
+from fovea.compile.target import CompileTarget
+
+__all__ = ["load_bundle", "write_bundle"]
+
+
+def write_bundle(
+    variants: Iterable[Variant],
+    targets: Iterable[CompileTarget],
+    path: Path,
+    *,
+    workers: int | None = None,
+    cache: Cache | None = None,
+) -> Bundle:
+    """Compile every variant for every target into a folder; return it, opened.
+
+    Args:
+        variants: what to compile.
+        targets: for what; launchers for another processor than this one can be made too.
+        path: the folder to make; an earlier bundle there is replaced.
+        workers, cache: as `compile_many` takes them.
+
+    Raises:
+        FileExistsError: `path` holds something that is no bundle.
+        CompileError: variants do not compile; nothing is written then.
+    """
+    path = path.resolve()
+    if path.exists() and not (path / INDEX).is_file() and (path.is_file() or any(path.iterdir())):
+        raise FileExistsError(
+            f"path={path} holds something that is no bundle; name a new or an empty folder"
+        )
+    jobs = [(variant, target) for variant in variants for target in targets]
+    artifacts = compile_many(jobs, workers=workers, cache=cache)
+    staging = path.with_name(f".{path.name}-{os.getpid()}-{uuid.uuid4().hex}")
+    try:
+        entries: dict[str, dict[str, str]] = {}
+        for (variant, target), artifact in zip(jobs, artifacts):
+            key = keys.bundle_key(variant, target)
+            artifact.write(staging / FOLDER / key)
+            entries[key] = asdict(
+                BundleEntry(
+                    folder=key,
+                    name=variant.name,
+                    arch=target.arch,
+                    host_triple=target.host_triple,
+                )
+            )
+        index = {
+            "format": FORMAT,
+            "fovea_version": fovea.version.__version__,
+            "compiler_version": keys.compiler_version(),
+            "source_hash": keys.source_hash(),
+            "artifacts": entries,
+        }
+        staging.mkdir(parents=True, exist_ok=True)
+        (staging / INDEX).write_text(json.dumps(index, indent=1, sort_keys=True) + "\n")
+        if path.exists():
+            # rename() replaces an empty folder only.
+            old = staging.with_name(staging.name + "-old")
+            os.rename(path, old)
+            os.rename(staging, path)
+            shutil.rmtree(old)
+        else:
+            os.rename(staging, path)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return load_bundle(path)
