@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
+from fovea import env
 from fovea.errors import invalid
 
 # Work per step while lists are read or written; the int64 index of a scatter is 8 bytes each.
@@ -78,7 +79,8 @@ class BlockLists:
     ) -> "BlockLists":
         """Return the lists of a torch BlockMask, checked against the call where that is given.
 
-        No tensor contents are read, so nothing waits for a device; see `check_contents`.
+        Tensor contents are read under FOVEA_CHECK=1 alone, see `check_contents`; otherwise nothing
+        waits for a device.
 
         Args:
             block_mask: torch's BlockMask, of any torch version that has flex_attention.
@@ -107,6 +109,8 @@ class BlockLists:
         )
         lists.check_shapes()
         lists.check_call(batch=batch, heads=heads, seqlen_q=seqlen_q, seqlen_kv=seqlen_kv)
+        if env.check() and not torch.compiler.is_compiling():
+            lists.check_contents()
         return lists
 
     @classmethod
@@ -277,7 +281,7 @@ class BlockLists:
     def check_contents(self) -> None:
         """Raise ValueError unless every count and listed index is in range; reads the tensors.
 
-        Waits for the device: called under FOVEA_CHECK=1 alone.
+        Waits for the device, so `from_torch` calls it under FOVEA_CHECK=1 alone.
         """
         pairs = (
             ("kv", self.kv_num_blocks, self.kv_indices, self.blocks_kv),
