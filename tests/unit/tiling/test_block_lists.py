@@ -134,10 +134,19 @@ def test_with_transposed_rebuilds_the_q_lists_of_torch():
 
 def test_mask_without_fields_of_newer_torch_versions_is_taken():
     mask = torch_mask()
-    names = (
-        "kv_num_blocks kv_indices full_kv_num_blocks full_kv_indices q_num_blocks q_indices "
-        "full_q_num_blocks full_q_indices seq_lengths BLOCK_SIZE mask_mod"
-    ).split()
+    names = [
+        "kv_num_blocks",
+        "kv_indices",
+        "full_kv_num_blocks",
+        "full_kv_indices",
+        "q_num_blocks",
+        "q_indices",
+        "full_q_num_blocks",
+        "full_q_indices",
+        "seq_lengths",
+        "BLOCK_SIZE",
+        "mask_mod",
+    ]
     older = types.SimpleNamespace(**{name: getattr(mask, name) for name in names})
     assert torch.equal(BlockLists.from_torch(older).states(), BlockLists.from_torch(mask).states())
 
@@ -163,7 +172,7 @@ def test_mask_of_one_batch_and_head_fits_any_call():
 
 def test_sliced_mask_with_its_old_lengths_raises_and_with_new_ones_is_taken():
     sliced = torch_mask()[:, :, 3:4]
-    with pytest.raises(ValueError, match="set block_mask.seq_lengths"):
+    with pytest.raises(ValueError, match=r"set block_mask\.seq_lengths"):
         BlockLists.from_torch(sliced)
     sliced.seq_lengths = (16, 300)
     assert BlockLists.from_torch(sliced).blocks_q == 1
@@ -191,7 +200,7 @@ def test_anything_but_a_block_mask_raises_a_type_error(wrong):
 
 def test_float_lists_raise_a_type_error():
     mask = torch_mask()
-    with pytest.raises(TypeError, match="kv_indices=torch.float32"):
+    with pytest.raises(TypeError, match=r"kv_indices=torch\.float32"):
         BlockLists.from_torch(kv_only(mask, kv_indices=mask.kv_indices.float()))
 
 
