@@ -1,0 +1,7 @@
+"""`python -m fovea` is the command `fovea`."""
+
+import sys
+
+from fovea.cli.main import main
+
+sys.exit(main())

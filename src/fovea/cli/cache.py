@@ -1,0 +1,79 @@
+"""`fovea cache list` and `fovea cache clear`.
+
+Lives here: the table on the terminal. What the cache is and how it stays whole is in
+`compile/cache.py`.
+"""
+
+import json
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fovea.compile import artifact as artifacts
+from fovea.compile import cache
+
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def show(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one list.")] = False,
+) -> None:
+    """List the compiled kernels that are kept on disk, last used first."""
+    folder = cache.default_cache()
+    entries = folder.entries()
+    if as_json:
+        print(
+            json.dumps(
+                [
+                    {"key": e.key, "bytes": e.num_bytes, "last_used": e.last_used, **_named(e)}
+                    for e in entries
+                ],
+                indent=1,
+            )
+        )
+        return
+    console = Console()
+    if not entries:
+        console.print(f"{folder.root} holds no compiled kernel")
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("kernel", "for", "size", "used", "key"):
+        table.add_column(heading, justify="right" if heading in ("size", "used") else "left")
+    for entry in entries:
+        named = _named(entry)
+        size = f"{entry.num_bytes / 2**10:.0f} KiB"
+        table.add_row(named["name"], named["arch"], size, _ago(entry.last_used), entry.key[:12])
+    console.print(table)
+    total = sum(entry.num_bytes for entry in entries) / 2**20
+    limit = folder.limit_bytes / 2**20
+    console.print(
+        f"{len(entries)} kernels, {total:.1f} of at most {limit:.0f} MiB in {folder.root}"
+    )
+
+
+def clear() -> None:
+    """Remove every compiled kernel from disk; they are compiled again when they are needed."""
+    root = cache.default_cache().root
+    freed = cache.clear()
+    print(f"{freed / 2**20:.1f} MiB freed in {root}")
+
+
+def _named(entry: cache.Entry) -> dict[str, str]:
+    """Return what an entry's record calls itself; a damaged one is named so, not hidden."""
+    try:
+        text = (entry.directory / artifacts.RECORD).read_text()
+        record = artifacts.ArtifactRecord.from_json(text)
+    except (OSError, artifacts.ArtifactError):
+        return {"name": "(damaged)", "arch": "?"}
+    return {"name": record.name, "arch": record.arch}
+
+
+def _ago(moment: float) -> str:
+    seconds = max(0.0, time.time() - moment)
+    for length, unit in _UNITS:
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return "now"

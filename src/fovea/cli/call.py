@@ -1,0 +1,178 @@
+"""A call of fovea.attention as the command line writes it.
+
+Lives here: `B1 H16 Hkv4 S8192 D128` and the options that several subcommands share, turned into
+tensors and keywords. What a keyword means and whether it is right is `problem.py`'s matter.
+Invariant: the words are those of the benchmark files, so a row there can be pasted here.
+"""
+
+import ast
+import importlib.util
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fovea import mods
+from fovea.errors import invalid
+
+DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+}
+WORDS = "B H Hkv S Skv D Dv, each followed by its number, such as B1 H16 Hkv4 S8192 D128"
+
+_WORD = re.compile(r"(B|Hkv|H|Skv|S|Dv|D)(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Sizes of a dense call."""
+
+    batch: int
+    heads_q: int
+    heads_kv: int
+    seqlen_q: int
+    seqlen_kv: int
+    head_dim: int
+    head_dim_v: int
+
+    def __str__(self) -> str:
+        words = [f"B{self.batch}", f"H{self.heads_q}"]
+        words += [f"Hkv{self.heads_kv}"] if self.heads_kv != self.heads_q else []
+        words += [f"S{self.seqlen_q}"]
+        words += [f"Skv{self.seqlen_kv}"] if self.seqlen_kv != self.seqlen_q else []
+        words += [f"D{self.head_dim}"]
+        words += [f"Dv{self.head_dim_v}"] if self.head_dim_v != self.head_dim else []
+        return " ".join(words)
+
+    def make_inputs(
+        self, dtype: torch.dtype, device: torch.device, *, seed: int = 0
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return random normal q, k and v, the same for the same seed.
+
+        Shapes: (batch, seqlen_q, heads_q, head_dim), (batch, seqlen_kv, heads_kv, head_dim) and
+        (batch, seqlen_kv, heads_kv, head_dim_v).
+        """
+        generator = torch.Generator(device=device).manual_seed(seed)
+
+        def normal(seqlen: int, heads: int, head_dim: int) -> Tensor:
+            size = (self.batch, seqlen, heads, head_dim)
+            return torch.randn(size, generator=generator, device=device).to(dtype)
+
+        return (
+            normal(self.seqlen_q, self.heads_q, self.head_dim),
+            normal(self.seqlen_kv, self.heads_kv, self.head_dim),
+            normal(self.seqlen_kv, self.heads_kv, self.head_dim_v),
+        )
+
+
+def parse_shape(words: Sequence[str], default: Shape) -> Shape:
+    """Return the shape that the words name; what they leave out comes from the default.
+
+    Hkv, Skv and Dv default to H, S and D where those are given.
+
+    Raises:
+        ValueError: a word is not of that form, or comes twice.
+    """
+    given: dict[str, int] = {}
+    for word in words:
+        match = _WORD.fullmatch(word)
+        if match is None or match[1] in given:
+            raise ValueError(invalid("SHAPE", repr(word), WORDS, "write each word once"))
+        given[match[1]] = int(match[2])
+
+    def of_kv(word: str, word_q: str, default_kv: int) -> int:
+        return given.get(word, given.get(word_q, default_kv))
+
+    return Shape(
+        batch=given.get("B", default.batch),
+        heads_q=given.get("H", default.heads_q),
+        heads_kv=of_kv("Hkv", "H", default.heads_kv),
+        seqlen_q=given.get("S", default.seqlen_q),
+        seqlen_kv=of_kv("Skv", "S", default.seqlen_kv),
+        head_dim=given.get("D", default.head_dim),
+        head_dim_v=of_kv("Dv", "D", default.head_dim_v),
+    )
+
+
+def parse_dtype(name: str) -> torch.dtype:
+    """Return the dtype spelled as in the benchmark files.
+
+    Raises:
+        ValueError: no such name.
+    """
+    if name not in DTYPES:
+        raise ValueError(invalid("--dtype", repr(name), " | ".join(DTYPES), "name one of them"))
+    return DTYPES[name]
+
+
+def parse_window(text: str | None) -> tuple[int | None, int | None] | None:
+    """Return the window written as LEFT,RIGHT, where `-` stands for unlimited.
+
+    Raises:
+        ValueError: not of that form.
+    """
+    if text is None:
+        return None
+    sides = text.split(",")
+    if len(sides) != 2 or not all(side == "-" or side.isdecimal() for side in sides):
+        allowed = "LEFT,RIGHT with - for unlimited, such as 1023,0"
+        raise ValueError(invalid("--window", repr(text), allowed, "write both sides"))
+    left, right = (None if side == "-" else int(side) for side in sides)
+    return left, right
+
+
+def parse_mod(option: str, text: str | None) -> Callable[..., Any] | None:
+    """Return the mod that an option names.
+
+    `NAME` or `NAME(ARGUMENTS)` is a member of fovea.mods, called with literal arguments;
+    `FILE.py:NAME` is a function of the user's file, taken as it is.
+
+    Raises:
+        ValueError: no such mod, or arguments that are no literals.
+    """
+    if text is None:
+        return None
+    path, colon, name = text.rpartition(":")
+    if colon and path.endswith(".py"):
+        return _member(option, _load_file(option, Path(path)), name)
+    allowed = "NAME or NAME(ARGUMENTS) from fovea.mods, or FILE.py:NAME"
+    try:
+        node = ast.parse(text, mode="eval").body
+        if isinstance(node, ast.Name):
+            return _member(option, mods, node.id)
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+            raise ValueError
+        arguments = [ast.literal_eval(argument) for argument in node.args]
+        keywords = {word.arg or "": ast.literal_eval(word.value) for word in node.keywords}
+    except (SyntaxError, ValueError) as error:
+        if str(error).startswith(option):
+            raise
+        raise ValueError(
+            invalid(option, repr(text), allowed, "give numbers as arguments")
+        ) from error
+    return _member(option, mods, node.func.id)(*arguments, **keywords)
+
+
+def _load_file(option: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ValueError(invalid(option, repr(str(path)), "a Python file", "check the path"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _member(option: str, module: ModuleType, name: str) -> Callable[..., Any]:
+    member = getattr(module, name, None)
+    if not callable(member):
+        names = getattr(module, "__all__", [n for n in vars(module) if not n.startswith("_")])
+        raise ValueError(invalid(option, repr(name), " | ".join(names), "name one of them"))
+    return member

@@ -1,0 +1,83 @@
+"""What a cubin's machine code holds, counted: wgmma, exponentials, copies, local memory.
+
+Lives here: finding nvdisasm and counting its output. Registers and shared memory stand in the
+cubin itself and are read by `compile/cubin.py`. Invariant: a count comes from the disassembly of
+the bytes that run; where no nvdisasm is found there is no count, never a guess.
+"""
+
+import re
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+# Where wheels put it: the package nvidia-cuda-nvdisasm, and triton.
+_PLACES = ("nvidia/cu13/bin", "triton/backends/nvidia/bin")
+_OPCODE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)((?:\.\w+)*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstructionCounts:
+    """Static instructions of a cubin.
+
+    Attributes:
+        wgmma: warpgroup matrix products (HGMMA on sm_90a).
+        exp2: exponentials on the special-function unit.
+        tma: bulk tensor copies.
+        local_accesses: loads and stores of local memory; 0 means nothing spilled.
+        total: all instructions.
+    """
+
+    wgmma: int
+    exp2: int
+    tma: int
+    local_accesses: int
+    total: int
+
+
+def find_nvdisasm() -> Path | None:
+    """Return the disassembler's path, from PATH or from an installed wheel, or None."""
+    on_path = shutil.which("nvdisasm")
+    if on_path:
+        return Path(on_path)
+    packages = Path(sysconfig.get_paths()["platlib"])
+    for place in _PLACES:
+        candidate = packages / place / "nvdisasm"
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+def count_instructions(cubin: bytes) -> InstructionCounts | None:
+    """Return the counts of a cubin, or None where no nvdisasm is installed or it fails."""
+    program = find_nvdisasm()
+    if program is None:
+        return None
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run(
+            [program, "--print-code", file.name], capture_output=True, text=True, check=False
+        )
+    return count_listing(done.stdout) if done.returncode == 0 else None
+
+
+def count_listing(listing: str) -> InstructionCounts:
+    """Return the counts of a listing that nvdisasm printed."""
+    opcodes: Counter[str] = Counter()
+    exp2 = 0
+    for line in listing.splitlines():
+        match = _OPCODE.match(line)
+        if match:
+            opcodes[match[1]] += 1
+            exp2 += match[1] == "MUFU" and ".EX2" in match[2]
+    return InstructionCounts(
+        wgmma=opcodes["HGMMA"],
+        exp2=exp2,
+        tma=sum(count for name, count in opcodes.items() if name.startswith("UTMA")),
+        local_accesses=opcodes["LDL"] + opcodes["STL"],
+        total=sum(opcodes.values()),
+    )

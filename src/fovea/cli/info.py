@@ -1,0 +1,199 @@
+"""`fovea info`: what is installed, what works here, and why something else does not.
+
+Lives here: gathering the facts and laying them out as plain text or JSON. Invariant: needs torch
+alone; an optional package is looked up by its metadata and never imported.
+"""
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from fovea import env
+from fovea.arch import ARCHS, arch_of
+from fovea.version import __version__
+
+# What each extra of pyproject.toml brings; a clone on PYTHONPATH has no metadata to ask.
+EXTRAS = {
+    "cuda": ("nvidia-cutlass-dsl", "apache-tvm-ffi", "filelock", "platformdirs"),
+    "emulator": ("numpy", "llvmlite"),
+    "cli": ("typer", "rich", "matplotlib"),
+}
+# Where the name to import differs from the distribution's.
+IMPORT_NAMES = {"nvidia-cutlass-dsl": "cutlass", "apache-tvm-ffi": "tvm_ffi"}
+USAGE = "usage: fovea info [--json]\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A CUDA device as fovea sees it."""
+
+    index: int
+    name: str
+    capability: str
+    memory_gib: float
+    arch: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Everything that `fovea info` prints.
+
+    Attributes:
+        packages: version by distribution name, None where it is not installed.
+        backends: for each backend, what it can do here or what it lacks.
+    """
+
+    fovea: str
+    location: str
+    python: str
+    system: str
+    torch: str
+    torch_cuda: str | None
+    packages: dict[str, str | None]
+    backends: dict[str, str]
+    gpus: list[Gpu]
+    cache_folder: str
+    cache: str
+    bundle: str | None
+    runtime_library: str | None
+
+
+def gather() -> Facts:
+    """Return the facts about this machine and this installation."""
+    packages = {name: _version(name) for names in EXTRAS.values() for name in names}
+    gpus = _gpus()
+    bundle, runtime_library = env.bundle(), env.runtime_library()
+    return Facts(
+        fovea=__version__,
+        location=str(Path(__file__).parents[1]),
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        torch=torch.__version__,
+        torch_cuda=torch.version.cuda,
+        packages=packages,
+        backends=_backends(packages, gpus, has_bundle=bundle is not None),
+        gpus=gpus,
+        cache_folder=str(env.cache_dir()),
+        cache=_cache_summary(env.cache_dir()),
+        bundle=None if bundle is None else str(bundle),
+        runtime_library=None if runtime_library is None else str(runtime_library),
+    )
+
+
+def as_text(facts: Facts) -> str:
+    """Return the facts as aligned lines of text."""
+    rows: list[tuple[str, str]] = [
+        ("fovea", f"{facts.fovea}  ({facts.location})"),
+        ("python", f"{facts.python}  ({facts.system})"),
+        ("torch", f"{facts.torch}  (CUDA {facts.torch_cuda or 'none: a CPU build'})"),
+    ]
+    rows += [("GPU", _gpu_line(gpu)) for gpu in facts.gpus] or [("GPU", "none visible")]
+    rows += [("kernels for", ", ".join(f"{a.name} ({a.product})" for a in ARCHS.values()))]
+    rows += [(f"backend {name}", text) for name, text in facts.backends.items()]
+    for extra, names in EXTRAS.items():
+        found = ", ".join(f"{name} {facts.packages[name] or '(missing)'}" for name in names)
+        rows.append((f"extra {extra}", found))
+    rows.append(("cache", f"{facts.cache_folder}  ({facts.cache})"))
+    rows.append(("bundle", facts.bundle or "none (FOVEA_BUNDLE)"))
+    if facts.runtime_library:
+        rows.append(("runtime library", facts.runtime_library))
+    width = max(len(name) for name, _ in rows)
+    return "".join(f"{name:<{width}}  {text}\n" for name, text in rows)
+
+
+def run_plain(words: Sequence[str]) -> int:
+    """Run `fovea info` where typer is absent and return the exit status."""
+    if any(word != "--json" for word in words):
+        sys.stderr.write(USAGE)
+        return 2
+    show(as_json="--json" in words)
+    return 0
+
+
+def show(*, as_json: bool) -> None:
+    """Print the facts."""
+    facts = gather()
+    print(json.dumps(asdict(facts), indent=1) if as_json else as_text(facts), end="")
+    if as_json:
+        print()
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        # A folder on PYTHONPATH can be imported and has no metadata.
+        found = importlib.util.find_spec(IMPORT_NAMES.get(distribution, distribution))
+        return None if found is None else "(version unknown)"
+
+
+def _gpus() -> list[Gpu]:
+    if not torch.cuda.is_available():
+        return []
+    gpus: list[Gpu] = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        arch = arch_of(torch.device("cuda", index))
+        gpus.append(
+            Gpu(
+                index=index,
+                name=properties.name,
+                capability=f"{properties.major}.{properties.minor}",
+                memory_gib=round(properties.total_memory / 2**30, 1),
+                arch=None if arch is None else arch.name,
+            )
+        )
+    return gpus
+
+
+def _gpu_line(gpu: Gpu) -> str:
+    kernels = f"kernels {gpu.arch}" if gpu.arch else "no kernels for it: the reference runs there"
+    memory = f"{gpu.memory_gib} GiB"
+    return f"{gpu.index}: {gpu.name}, capability {gpu.capability}, {memory}, {kernels}"
+
+
+def _backends(
+    packages: dict[str, str | None], gpus: Iterable[Gpu], *, has_bundle: bool
+) -> dict[str, str]:
+    lacks_compiler = _missing(packages, EXTRAS["cuda"][:2])
+    lacks_runtime = _missing(packages, EXTRAS["cuda"][1:2])
+    lacks_emulator = _missing(packages, EXTRAS["emulator"])
+    if not any(gpu.arch for gpu in gpus):
+        cuda = "no GPU with kernels is visible"
+    elif lacks_runtime:
+        cuda = f"missing {lacks_runtime}"
+    elif lacks_compiler and not has_bundle:
+        cuda = f"runs compiled kernels only: missing {lacks_compiler}, and FOVEA_BUNDLE is not set"
+    else:
+        cuda = "ready"
+    if lacks_emulator:
+        emulator = f"missing {lacks_emulator}"
+    elif lacks_compiler:
+        emulator = f"runs compiled kernels only: missing {lacks_compiler}"
+    else:
+        emulator = "ready"
+    compiler = f"missing {lacks_compiler}" if lacks_compiler else "ready (needs no GPU)"
+    return {"reference": "ready", "cuda": cuda, "emulator": emulator, "compiler": compiler}
+
+
+def _missing(packages: dict[str, str | None], names: Iterable[str]) -> str:
+    return ", ".join(name for name in names if packages[name] is None)
+
+
+def _cache_summary(folder: Path) -> str:
+    try:
+        sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()]
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if not sizes:
+        return "empty"
+    limit = env.cache_limit_bytes() / 2**20
+    return f"{len(sizes)} files, {sum(sizes) / 2**20:.1f} of at most {limit:.0f} MiB"

@@ -1,0 +1,85 @@
+"""Calls as the command line writes them."""
+
+import pytest
+import torch
+
+from fovea import mods
+from fovea.cli.call import Shape, parse_dtype, parse_mod, parse_shape, parse_window
+
+DEFAULT = Shape(
+    batch=1, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_kv=1024, head_dim=64, head_dim_v=64
+)
+
+
+def test_shape_words_name_every_size():
+    shape = parse_shape(["B2", "H12", "Hkv3", "S100", "Skv70", "D40", "Dv24"], DEFAULT)
+    q, k, v = shape.make_inputs(torch.float32, torch.device("cpu"))
+    assert (q.shape, k.shape, v.shape) == ((2, 100, 12, 40), (2, 70, 3, 40), (2, 70, 3, 24))
+
+
+def test_key_side_follows_the_query_side_unless_named():
+    shape = parse_shape(["H16", "S512", "D128"], DEFAULT)
+    assert (shape.heads_kv, shape.seqlen_kv, shape.head_dim_v) == (16, 512, 128)
+    assert parse_shape([], DEFAULT) == DEFAULT
+
+
+def test_shape_prints_as_words_that_parse_back():
+    shape = parse_shape(["B2", "H12", "Hkv3", "S100", "Skv70", "D40", "Dv24"], DEFAULT)
+    assert str(shape) == "B2 H12 Hkv3 S100 Skv70 D40 Dv24"
+    assert parse_shape(str(shape).split(), DEFAULT) == shape
+
+
+def test_inputs_with_the_same_seed_are_the_same():
+    first, again, other = (
+        DEFAULT.make_inputs(torch.bfloat16, torch.device("cpu"), seed=seed)[0] for seed in (1, 1, 2)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("words", [["B"], ["X3"], ["S-4"], ["S4", "S5"], ["16"]])
+def test_shape_word_that_is_wrong_raises_with_the_forms(words):
+    with pytest.raises(ValueError, match=r"SHAPE=.*Hkv S Skv"):
+        parse_shape(words, DEFAULT)
+
+
+@pytest.mark.parametrize(
+    ("text", "window"), [(None, None), ("5,0", (5, 0)), ("-,3", (None, 3)), ("-,-", (None, None))]
+)
+def test_window_text_names_both_sides(text, window):
+    assert parse_window(text) == window
+
+
+@pytest.mark.parametrize("text", ["5", "5,", "-1,0", "a,b", "1,2,3"])
+def test_window_text_that_is_wrong_raises(text):
+    with pytest.raises(ValueError, match=r"--window=.*LEFT,RIGHT"):
+        parse_window(text)
+
+
+def test_dtype_that_is_unknown_raises_with_the_names():
+    assert parse_dtype("bf16") is torch.bfloat16
+    with pytest.raises(ValueError, match=r"bf16 \| fp16"):
+        parse_dtype("int8")
+
+
+def test_mod_of_the_library_is_called_with_its_arguments():
+    mask = parse_mod("--mask-mod", "sliding_window(3)")
+    expected = mods.sliding_window(3)
+    index = torch.arange(12)
+    got = mask(0, 0, index[:, None], index[None])
+    assert torch.equal(got, expected(0, 0, index[:, None], index[None]))
+    assert 0 < got.sum() < got.numel()
+
+
+def test_mod_of_a_file_is_taken_as_it_is(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def twice(score, b, h, q_idx, kv_idx):\n    return 2 * score\n")
+    assert parse_mod("--score-mod", f"{file}:twice")(4.0, 0, 0, 0, 0) == 8.0
+
+
+@pytest.mark.parametrize(
+    "text", ["no_such_mod", "sliding_window(x)", "1 + 1", "a.b(3)", "missing.py:f", "alibi("]
+)
+def test_mod_that_is_wrong_raises_and_names_the_option(text):
+    with pytest.raises(ValueError, match="--mask-mod="):
+        parse_mod("--mask-mod", text)
