@@ -1,0 +1,39 @@
+"""The documentation says what the tree has: generated parts are current, links lead somewhere."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    path
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    if not path.name.startswith(".")
+)
+
+
+def test_generated_parts_are_current():
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs" / "tables.py", "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+    )
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}(run scripts/docs)"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_inside_the_repository_lead_somewhere(page):
+    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    inside = [target for target in targets if not re.match(r"[a-z]+:", target)]
+    assert [target for target in inside if not (page.parent / target).exists()] == []
+
+
+def test_pages_keep_to_their_length():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 180
+    assert len((ROOT / "AGENTS.md").read_text().splitlines()) <= 40
