@@ -1,0 +1,188 @@
+"""Asynchronous work: operations whose effects happen at a seeded random legal moment.
+
+An `Operation` is what one `cp.async.bulk`, `wgmma.mma_async`, `tcgen05.mma` ... sets going: a list
+of effects (functions), the operations it must come after, and what to do when all effects are
+done. `GroupQueue` holds commit groups.
+Lives here: order and moment of effects, the clocks of asynchronous agents. Not here: what an
+effect does (`isa/`). Invariant: effects of one operation run in order; an operation starts only
+when every operation in `after` is complete.
+"""
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+from fovea.emulator.options import Options
+from fovea.emulator.races import Access
+
+Effect = Callable[["Operation"], None]
+
+
+class Operation:
+    """Asynchronous work under way.
+
+    Attributes:
+        kind: for reports and traces, e.g. "tma load".
+        access: identity for memory calls made by the effects (its clock is the issue's clock).
+        read_effects: number of leading effects after which all sources have been read.
+        is_complete: whether every effect has happened.
+        results: scratch for the instruction (e.g. values for in-flight registers).
+    """
+
+    __slots__ = ("_done", "_effects", "access", "after", "is_complete", "kind",
+                 "on_complete", "read_effects", "results")  # fmt: skip
+
+    def __init__(
+        self, kind: str, access: Access, effects: Sequence[Effect], after: Sequence["Operation"]
+    ):
+        self.kind = kind
+        self.access = access
+        self.after = [operation for operation in after if not operation.is_complete]
+        self.on_complete: list[Effect] = []
+        self.read_effects = 0
+        self.results: dict[Any, Any] = {}
+        self.is_complete = False
+        self._effects = list(effects)
+        self._done = 0
+
+    @property
+    def is_read(self) -> bool:
+        """Whether all sources have been read."""
+        return self._done >= self.read_effects if self.read_effects else self.is_complete
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next effect may happen now."""
+        if self.after:
+            self.after = [operation for operation in self.after if not operation.is_complete]
+        return not self.after
+
+    def advance(self) -> None:
+        """Let the next effect happen; after the last one, complete."""
+        if self._done < len(self._effects):
+            self._effects[self._done](self)
+            self._done += 1
+        if self._done == len(self._effects):
+            for callback in self.on_complete:
+                callback(self)
+            self.is_complete = True
+
+    def describe(self) -> str:
+        """Return kind and place of issue."""
+        return f"{self.kind} issued at {self.access.describe()}"
+
+
+class GroupQueue:
+    """Commit groups of one thread (bulk copies), warp (cp.async) or warpgroup member (wgmma)."""
+
+    __slots__ = ("committed", "open")
+
+    def __init__(self) -> None:
+        self.open: list[Operation] = []
+        self.committed: list[list[Operation]] = []
+
+    def add(self, operation: Operation) -> None:
+        """Put an operation in the group that the next commit closes."""
+        self.open.append(operation)
+
+    def commit(self) -> None:
+        """Close the open group (an empty group is legal)."""
+        self.committed.append(self.open)
+        self.open = []
+
+    def covered(self, newest: int) -> list[Operation]:
+        """Return the operations of all groups but the `newest` most recent ones."""
+        keep = len(self.committed) - newest
+        return [operation for group in self.committed[: max(keep, 0)] for operation in group]
+
+    def retire(self, newest: int) -> None:
+        """Forget all groups but the `newest` most recent ones."""
+        keep = len(self.committed) - newest
+        if keep > 0:
+            del self.committed[:keep]
+
+
+class AsyncEngine:
+    """All asynchronous operations of one cluster."""
+
+    __slots__ = ("_delay", "_first_agent", "_next_slot", "_random", "_slots", "_ticks", "events",
+                 "pending")  # fmt: skip
+
+    def __init__(self, options: Options, random: Random, first_agent: int, slots: int):
+        self.pending: list[Operation] = []
+        self.events = 0
+        self._random = random
+        self._delay = options.async_delay
+        self._first_agent = first_agent
+        self._slots = slots
+        self._next_slot = 0
+        self._ticks = [0] * slots
+
+    def submit(
+        self,
+        warp: Any,
+        instruction: Any,
+        effects: Sequence[Effect],
+        *,
+        kind: str,
+        after: Sequence[Operation] = (),
+        on_complete: Effect | None = None,
+        read_effects: int = 0,
+        is_async_proxy: bool = True,
+    ) -> Operation:
+        """Start an operation issued by `warp`.
+
+        Args:
+            warp: the issuing warp; its clock at this moment becomes the operation's.
+            instruction: the static instruction.
+            effects: functions of the operation, applied in order at random moments.
+            kind: for reports.
+            after: operations that must be complete first (their clocks are joined).
+            on_complete: called right after the last effect (e.g. a barrier's `complete_tx`).
+            read_effects: leading effects after which `.read` waits are satisfied.
+            is_async_proxy: False for work of the generic proxy (`cp.async`).
+        """
+        clock = warp.access.clock.copy()
+        for operation in after:
+            clock.join(operation.access.clock)
+        slot = self._next_slot
+        self._next_slot = (slot + 1) % self._slots
+        self._ticks[slot] += 1
+        agent = self._first_agent + slot
+        clock.seen[agent] = self._ticks[slot]
+        access = Access(warp, instruction, agent, clock, is_async_proxy)
+        operation = Operation(kind, access, effects, after)
+        operation.read_effects = read_effects
+        if on_complete is not None:
+            operation.on_complete.append(on_complete)
+        self.pending.append(operation)
+        self.events += 1
+        if self._delay == "eager":
+            self._run_eagerly(operation)
+        return operation
+
+    def step(self) -> bool:
+        """Let one effect of a random operation happen; return whether there was one."""
+        ready = [operation for operation in self.pending if operation.is_ready]
+        if not ready:
+            return False
+        operation = ready[int(self._random.random() * len(ready))]
+        operation.advance()
+        self.events += 1
+        if operation.is_complete:
+            self.pending.remove(operation)
+        return True
+
+    def finish(self, operation: Operation) -> None:
+        """Let everything an operation depends on, and then the operation, happen now."""
+        for earlier in list(operation.after):
+            self.finish(earlier)
+        while not operation.is_complete:
+            operation.advance()
+        self.events += 1
+        if operation in self.pending:
+            self.pending.remove(operation)
+
+    def _run_eagerly(self, operation: Operation) -> None:
+        if operation.is_ready:
+            self.finish(operation)

@@ -1,0 +1,114 @@
+"""Forms of instructions in the manual's notation, and matching of opcodes against them.
+
+A form is a line such as
+
+    ld{.weak}.space{.cop}{.L2::cache_hint}{.vec}.type d, [a]{, cache-policy}
+
+`.x` is a literal qualifier unless `x` names a set of values given beside the form; `{...}` is
+optional. Operand names are the manual's: `d`, `a-desc`; `[a]` a memory operand, `d|p` a pair.
+Lives here: parsing and matching of that notation. Not here: what an instruction does.
+Invariant: a match binds every set name to its value and every optional literal to True or False.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+Modifiers = dict[str, str | bool]
+
+# optional trailing operands that are present exactly when a qualifier is
+_OPERAND_QUALIFIER = {"cache-policy": "L2::cache_hint", "ctaMask": "multicast::cluster"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One qualifier: literal text, or the name of a value set."""
+
+    name: str
+    values: frozenset[str] | None
+    is_optional: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One line of the table of forms."""
+
+    notation: str
+    mnemonic: str
+    parts: tuple[_Part, ...]
+    operands: tuple[str, ...]
+    optional_operands: tuple[str, ...]
+
+    def match(self, qualifiers: tuple[str, ...]) -> Modifiers | None:
+        """Return the bound qualifiers if the opcode has this form, else None."""
+        return _match(self.parts, qualifiers)
+
+    def bind(self, count: int, modifiers: Modifiers) -> tuple[str, ...] | None:
+        """Return the operand names for `count` operands, or None if the count does not fit."""
+        names = list(self.operands)
+        extra = count - len(names)
+        for name in self.optional_operands:
+            qualifier = _OPERAND_QUALIFIER.get(name.strip("[]"))
+            if qualifier is not None:
+                if not modifiers.get(qualifier, False):
+                    continue
+            elif extra <= 0:
+                continue
+            names.append(name)
+            extra -= 1
+        return tuple(names) if extra == 0 else None
+
+
+def _match(parts: tuple[_Part, ...], qualifiers: tuple[str, ...]) -> Modifiers | None:
+    if not parts:
+        return {} if not qualifiers else None
+    part, rest = parts[0], parts[1:]
+    if qualifiers:
+        head = qualifiers[0]
+        hit = head in part.values if part.values is not None else head == part.name
+        if hit:
+            bound = _match(rest, qualifiers[1:])
+            if bound is not None:
+                bound[part.name] = head if part.values is not None else True
+                return bound
+    if part.is_optional:
+        bound = _match(rest, qualifiers)
+        if bound is not None:
+            bound.setdefault(part.name, "" if part.values is not None else False)
+            return bound
+    return None
+
+
+def parse_form(notation: str, sets: Mapping[str, str]) -> Form:
+    """Parse one line of the table of forms; `sets` gives the values of each named qualifier."""
+    opcode, _, operand_text = notation.strip().partition(" ")
+    mnemonic = re.match(r"[a-z0-9_]+", opcode)
+    if mnemonic is None:
+        raise ValueError(f"form {notation!r} has no mnemonic")
+    parts: list[_Part] = []
+    for text in re.findall(r"\{[^}]*\}|\.[^.{}]+", opcode[mnemonic.end() :]):
+        is_optional = text[0] == "{"
+        for name in re.findall(r"\.([^.{}]+)", text):
+            values = frozenset(sets[name].split()) if name in sets else None
+            parts.append(_Part(name, values, is_optional))
+    optional: list[str] = []
+    fixed = operand_text
+    for group in re.findall(r"\{\s*,([^{}]*)\}", operand_text):
+        optional += _operand_names(group)
+    fixed = re.sub(r"\{\s*,[^{}]*\}", "", fixed)
+    return Form(
+        notation.strip(), mnemonic[0], tuple(parts), tuple(_operand_names(fixed)), tuple(optional)
+    )
+
+
+def _operand_names(text: str) -> list[str]:
+    names: list[str] = []
+    depth, start = 0, 0
+    for position, char in enumerate(text + ","):
+        depth += (char in "[{") - (char in "]}")
+        if char == "," and depth == 0:
+            name = text[start:position].strip()
+            if name:
+                names.append(name)
+            start = position + 1
+    return names

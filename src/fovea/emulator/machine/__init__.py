@@ -1,0 +1,1 @@
+"""The machine: grid, clusters, CTAs, warps, memories, barriers. It knows no instruction."""

@@ -1,0 +1,197 @@
+"""State of mbarriers, named barriers and cluster barriers.
+
+Lives here: counts, phases, and the clocks that travel with them. Not here: the instructions
+(`isa/barrier.py`). Invariant: a phase completes at the moment its last arrival or last byte
+comes in, never later, and hands on the clocks of everything that came in.
+"""
+
+from typing import Any
+
+from fovea.emulator.races import Access, Clock
+
+TX_LIMIT = (1 << 20) - 1  # PTX ISA 9.7.13.15.1: valid range of tx-count
+COUNT_LIMIT = (1 << 20) - 1  # PTX ISA 9.7.13.15.1: valid range of the expected arrival count
+
+
+class MBarrier:
+    """One mbarrier object in shared memory."""
+
+    __slots__ = ("_clock", "_agents", "arrivals", "expected", "name", "pending", "phase",
+                 "previous", "released", "tx")  # fmt: skip
+
+    def __init__(self, name: str, expected: int, agents: int):
+        self.name = name
+        self.expected = expected
+        self.pending = expected
+        self.tx = 0
+        self.phase = 0
+        self._agents = agents
+        self._clock = Clock(agents)
+        self.released = Clock(agents)
+        self.arrivals: list[str] = []
+        self.previous: list[str] = []
+
+    def arrive(self, count: int, access: Access) -> str:
+        """Count `count` arrivals of an agent; return what is wrong with them ("" if nothing)."""
+        if count > self.pending:
+            return (
+                f"arrival of {count} at {self.name} with {self.pending} pending of "
+                f"{self.expected} (phase {self.phase}): more arrivals than expected"
+            )
+        self.pending -= count
+        self._take(access, f"{count} by {access.describe()}")
+        return ""
+
+    def expect_tx(self, size: int) -> str:
+        """Raise the tx-count; return what is wrong ("" if nothing)."""
+        self.tx += size
+        return self._check_tx()
+
+    def complete_tx(self, size: int, access: Access) -> str:
+        """Lower the tx-count by bytes that arrived; return what is wrong ("" if nothing)."""
+        self.tx -= size
+        problem = self._check_tx()
+        self._take(access, f"{size} bytes by {access.describe()}")
+        return problem
+
+    def drop(self) -> None:
+        """Lower the expected count of the phases to come (`arrive_drop`)."""
+        self.expected -= 1
+
+    def is_complete(self, parity: int) -> bool:
+        """Return whether the phase of this parity has completed (the manual's `.parity` test)."""
+        return (self.phase & 1) != parity
+
+    def is_state_complete(self, state: int) -> bool:
+        """Return whether the phase a `state` token belongs to has completed."""
+        return self.phase != state
+
+    def describe(self) -> str:
+        """Return counts and phase, and who has and who might still arrive."""
+        text = (
+            f"{self.name}: phase {self.phase} (parity {self.phase & 1}), "
+            f"{self.pending} of {self.expected} arrivals pending, tx-count {self.tx}"
+        )
+        if self.arrivals:
+            text += f"; arrived: {', '.join(self.arrivals[-4:])}"
+        missing = [name for name in self.previous if name not in self.arrivals]
+        if missing:
+            text += f"; arrived in the phase before but not in this one: {', '.join(missing[:4])}"
+        elif self.tx > 0:
+            text += f"; {self.tx} bytes announced by expect_tx never arrived"
+        elif not self.arrivals and not self.previous:
+            text += "; nobody has ever arrived"
+        return text
+
+    def _take(self, access: Access, text: str) -> None:
+        self._clock.join(access.clock)
+        self.arrivals.append(text)
+        if not access.is_async:
+            access.tick()
+        self._settle()
+
+    def _check_tx(self) -> str:
+        if not -TX_LIMIT <= self.tx <= TX_LIMIT:
+            return f"tx-count {self.tx} of {self.name} leaves its range of +-{TX_LIMIT}"
+        return ""
+
+    def _settle(self) -> None:
+        if self.pending == 0 and self.tx == 0:
+            self.phase += 1
+            self.pending = self.expected
+            self.released = self._clock
+            self._clock = Clock(self._agents)
+            self.previous, self.arrivals = self.arrivals, []
+
+
+class NamedBarrier:
+    """One of the 16 barriers of a CTA (`bar.sync`, `bar.arrive`, `bar.red`)."""
+
+    __slots__ = ("_agents", "arrived", "clock", "expected", "generation", "number", "released",
+                 "result", "values", "warps")  # fmt: skip
+
+    def __init__(self, number: int, agents: int):
+        self.number = number
+        self._agents = agents
+        self.expected = 0
+        self.arrived = 0
+        self.generation = 0
+        self.warps: list[int] = []
+        self.values: list[Any] = []
+        self.result: list[Any] = []
+        self.clock = Clock(agents)
+        self.released = Clock(agents)
+
+    def arrive(self, threads: int, expected: int, access: Access, value: Any = None) -> str:
+        """Count an arriving warp; return what is wrong ("" if nothing)."""
+        if self.arrived and expected != self.expected:
+            return (
+                f"barrier {self.number} is used with {expected} threads while "
+                f"{self.expected} were named by an earlier arrival"
+            )
+        if self.arrived + threads > expected:
+            return (
+                f"barrier {self.number} gets {self.arrived + threads} threads but expects "
+                f"{expected}"
+            )
+        self.expected = expected
+        self.arrived += threads
+        self.warps.append(access.warp.index)
+        if value is not None:
+            self.values.append(value)
+        self.clock.join(access.clock)
+        access.tick()
+        if self.arrived == expected:
+            self.generation += 1
+            self.arrived = 0
+            self.warps = []
+            self.result, self.values = self.values, []
+            self.released = self.clock
+            self.clock = Clock(self._agents)
+        return ""
+
+    def describe(self) -> str:
+        """Return how many threads have arrived, and from which warps."""
+        return (
+            f"barrier {self.number}: {self.arrived} of {self.expected} threads arrived "
+            f"(warps {', '.join(map(str, self.warps))})"
+        )
+
+
+class ClusterBarrier:
+    """The barrier of a cluster (`barrier.cluster.arrive` / `wait`)."""
+
+    __slots__ = ("_agents", "arrived", "clock", "expected", "generation", "released")
+
+    def __init__(self, threads: int, agents: int):
+        self._agents = agents
+        self.expected = threads
+        self.arrived = 0
+        self.generation = 0
+        self.clock = Clock(agents)
+        self.released = Clock(agents)
+
+    def arrive(self, threads: int, access: Access, is_release: bool = True) -> None:
+        """Count arriving threads; `.relaxed` arrivals hand on no clock."""
+        self.arrived += threads
+        if is_release:
+            self.clock.join(access.clock)
+            access.tick()
+        self.settle()
+
+    def exit(self, threads: int) -> None:
+        """Take exited threads out of the expected count."""
+        self.expected -= threads
+        self.settle()
+
+    def settle(self) -> None:
+        """Complete the phase if everybody has arrived."""
+        if self.expected and self.arrived >= self.expected:
+            self.arrived -= self.expected
+            self.generation += 1
+            self.released = self.clock
+            self.clock = Clock(self._agents)
+
+    def describe(self) -> str:
+        """Return how many threads have arrived."""
+        return f"cluster barrier: {self.arrived} of {self.expected} threads arrived"

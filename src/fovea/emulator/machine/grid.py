@@ -1,0 +1,309 @@
+"""Grid, clusters and CTAs of one launch.
+
+Lives here: what exists per launch, cluster and CTA, and the special registers. Not here: the
+schedule (`schedule.py`) and the interface (`run.py`). Invariant: agents of a cluster are numbered
+warps first (`rank * warps + warp`), then the slots of asynchronous work.
+"""
+
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from fovea.emulator.async_engine import AsyncEngine
+from fovea.emulator.counters import Counters
+from fovea.emulator.errors import LaunchError, PtxError
+from fovea.emulator.machine.barrier import ClusterBarrier, MBarrier, NamedBarrier
+from fovea.emulator.machine.memory import (
+    CONST_WINDOW,
+    PARAM_WINDOW,
+    RANK_SHIFT,
+    SHARED_RESERVED_BYTES,
+    SHARED_WINDOW,
+    WINDOW_SHIFT,
+    GlobalMemory,
+    Segment,
+)
+from fovea.emulator.machine.tmem import TMEM_COLUMNS, TMEM_LANES, TensorMemory
+from fovea.emulator.machine.warp import Warp
+from fovea.emulator.options import Options
+from fovea.emulator.ptx.types import LANES
+from fovea.emulator.races import AccessNotes, Clock, Shadow
+
+Array = np.ndarray
+Dim = tuple[int, int, int]
+
+ASYNC_SLOTS_PER_CTA = 16  # asynchronous agents told apart by the clocks; more share a slot
+RANK_MASK = (1 << RANK_SHIFT) - 1
+
+
+class Machine:
+    """One launch: program, memories, options, and the clusters in flight."""
+
+    def __init__(
+        self,
+        program: Any,
+        memory: GlobalMemory,
+        options: Options,
+        grid: Dim,
+        block: Dim,
+        cluster: Dim,
+        parameters: Array,
+        shared_bytes: int,
+    ):
+        self.program = program
+        self.memory = memory
+        self.options = options
+        self.grid, self.block, self.cluster_shape = grid, block, cluster
+        self.shared_bytes = shared_bytes
+        self.parameters = Segment("the kernel parameters", "param", parameters, PARAM_WINDOW)
+        self.constants: Segment | None = None
+        self.random = Random(options.seed)
+        self.counters = Counters(program)
+        self.trace: Any = None
+        self.step = 0
+        self.time = 0
+        self.events = 0
+        self.cancelled: set[int] = set()
+        self.next_cluster = 0
+        self.cluster_grid = tuple(g // c for g, c in zip(grid, cluster))
+        self.num_clusters = int(np.prod(self.cluster_grid))
+
+    def notify(self) -> None:
+        """Note that something changed that a waiting warp may be waiting for."""
+        self.events += 1
+
+    def segment(self, warp: Warp, address: int) -> tuple[Segment, int] | None:
+        """Return (segment, offset) of a generic address, or None if nothing lies there."""
+        window = address >> WINDOW_SHIFT
+        if window == 0:
+            found = self.memory.find(address)
+            return None if found is None else (found, address - found.base)
+        offset = address & ((1 << WINDOW_SHIFT) - 1)
+        if window == SHARED_WINDOW >> WINDOW_SHIFT:
+            cta = warp.cta.cluster.cta_of(offset)
+            return None if cta is None else (cta.shared, offset & RANK_MASK)
+        if window == PARAM_WINDOW >> WINDOW_SHIFT:
+            return self.parameters, offset
+        if window == CONST_WINDOW >> WINDOW_SHIFT and self.constants is not None:
+            return self.constants, offset
+        return None
+
+
+class Cluster:
+    """CTAs that run together, their barrier and their asynchronous work."""
+
+    def __init__(self, machine: Machine, number: int):
+        self.machine = machine
+        self.number = number
+        gx, gy, _ = machine.cluster_grid
+        self.index = (number % gx, number // gx % gy, number // (gx * gy))
+        self.shape = machine.cluster_shape
+        size = int(np.prod(self.shape))
+        threads = int(np.prod(machine.block))
+        self.warps_per_cta = -(-threads // LANES)
+        generic = self.warps_per_cta * size
+        slots = ASYNC_SLOTS_PER_CTA * size
+        self.agents = generic + slots
+        self.notes = AccessNotes(generic, self.agents)
+        self.engine = AsyncEngine(machine.options, machine.random, generic, slots)
+        self.barrier = ClusterBarrier(threads * size, self.agents)
+        self.ctas = [Cta(self, rank) for rank in range(size)]
+        self.warps = [warp for cta in self.ctas for warp in cta.warps]
+
+    def cta_of(self, shared_address: int) -> "Cta | None":
+        """Return the CTA a 32-bit shared address points into."""
+        rank = shared_address >> RANK_SHIFT
+        return self.ctas[rank] if rank < len(self.ctas) else None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every warp has exited and no asynchronous work is left."""
+        return not self.engine.pending and all(warp.is_finished for warp in self.warps)
+
+
+class Cta:
+    """One CTA: shared and tensor memory, barriers, warps."""
+
+    def __init__(self, cluster: Cluster, rank: int):
+        machine = cluster.machine
+        self.cluster = cluster
+        self.rank = rank
+        cx, cy, _ = cluster.shape
+        self.rank_index = (rank % cx, rank // cx % cy, rank // (cx * cy))
+        self.index: Dim = tuple(  # type: ignore[assignment]
+            cluster.index[d] * cluster.shape[d] + self.rank_index[d] for d in range(3)
+        )
+        self.shared = self._make_shared(machine)
+        self.shared_base = rank << RANK_SHIFT
+        self.tmem = TensorMemory(machine.options.detect_uninitialised)
+        if machine.options.detect_races:
+            cells = TMEM_LANES // 16 * TMEM_COLUMNS
+            self._tmem_cells = cells
+            self.tmem.shadow = LazyShadow(cells, cluster.agents, cluster.notes)
+        self.barriers: dict[int, NamedBarrier] = {}
+        self.mbarriers: dict[int, MBarrier] = {}
+        self.state: dict[Any, Any] = {}
+        self.warps = self._make_warps(machine)
+
+    def mbarrier(self, offset: int, count: int) -> MBarrier:
+        """Initialise an mbarrier object at an offset of shared memory."""
+        name = f"mbarrier at shared {offset:#x} of CTA {self.index}"
+        barrier = self.mbarriers[offset] = MBarrier(name, count, self.cluster.agents)
+        return barrier
+
+    def named_barrier(self, number: int) -> NamedBarrier:
+        """Return barrier `number` of this CTA."""
+        barrier = self.barriers.get(number)
+        if barrier is None:
+            barrier = self.barriers[number] = NamedBarrier(number, self.cluster.agents)
+        return barrier
+
+    @property
+    def live_threads(self) -> int:
+        """Number of threads that have not exited."""
+        return sum(LANES - int(np.count_nonzero(warp.exited)) for warp in self.warps)
+
+    def special(self, warp: Warp, name: str) -> Array:
+        """Return (and cache, where it is constant) 32 lanes of a special register."""
+        value, is_constant = special_register(warp, name)
+        if is_constant:
+            warp.specials[name] = value
+        return value
+
+    def _make_shared(self, machine: Machine) -> Segment:
+        size = SHARED_RESERVED_BYTES + machine.shared_bytes
+        size = -(-size // 16) * 16
+        name = f"shared memory of CTA {self.index}"
+        shared = Segment(name, "shared", np.zeros(size, np.uint8), 0, SHARED_RESERVED_BYTES)
+        if machine.options.detect_uninitialised:
+            shared.track_initialised()
+        if machine.options.detect_races:
+            shared.shadow = Shadow(size // 4, self.cluster.agents, self.cluster.notes)
+        return shared
+
+    def _make_warps(self, machine: Machine) -> list[Warp]:
+        threads = int(np.prod(machine.block))
+        warps: list[Warp] = []
+        for index in range(self.cluster.warps_per_cta):
+            mask = np.arange(index * LANES, (index + 1) * LANES) < threads
+            agent = self.rank * self.cluster.warps_per_cta + index
+            warps.append(Warp(self, index, mask, machine.program, agent, self.cluster.agents))
+        return warps
+
+
+class LazyShadow(Shadow):
+    """A shadow whose arrays are made at the first access (most kernels use no tensor memory)."""
+
+    __slots__ = ("_cells", "_is_made")
+
+    def __init__(self, cells: int, agents: int, notes: AccessNotes):
+        self._cells = cells
+        self._is_made = False
+        self.agents, self.notes = agents, notes
+
+    def on_read(self, cells: Any, access: Any, byte_mask: Any = 15) -> None:
+        self._make()
+        super().on_read(cells, access, byte_mask)
+
+    def on_write(self, cells: Any, access: Any, byte_mask: Any = 15) -> None:
+        self._make()
+        super().on_write(cells, access, byte_mask)
+
+    def _make(self) -> None:
+        if not self._is_made:
+            super().__init__(self._cells, self.agents, self.notes)
+            self._is_made = True
+
+
+def _threads(warp: Warp) -> Array:
+    return np.arange(LANES, dtype=np.uint32) + np.uint32(warp.index * LANES)
+
+
+def special_register(warp: Warp, name: str) -> tuple[Array, bool]:
+    """Return (32 lanes, whether they never change) of a special register.
+
+    Raises:
+        PtxError: the emulator does not know the register.
+    """
+    cta = warp.cta
+    cluster = cta.cluster
+    machine = cluster.machine
+    head, _, component = name.partition(".")
+    if component in ("x", "y", "z"):
+        d = "xyz".index(component)
+        nx, ny, _ = machine.block
+        if head == "%tid":
+            tid = _threads(warp)
+            return (tid % nx, tid // nx % ny, tid // (nx * ny))[d].astype(np.uint32), True
+        vectors: dict[str, tuple[int, ...]] = {
+            "%ntid": machine.block,
+            "%ctaid": cta.index,
+            "%nctaid": machine.grid,
+            "%clusterid": cluster.index,
+            "%nclusterid": machine.cluster_grid,
+            "%cluster_ctaid": cta.rank_index,
+            "%cluster_nctaid": cluster.shape,
+        }
+        if head in vectors:
+            return np.full(LANES, vectors[head][d], np.uint32), True
+    lane = np.arange(LANES, dtype=np.uint32)
+    one = np.uint32(1)
+    scalars: dict[str, int] = {
+        "%warpid": warp.index,
+        "%nwarpid": 64,
+        "%cluster_ctarank": cta.rank,
+        "%cluster_nctarank": len(cluster.ctas),
+        "%is_explicit_cluster": int(len(cluster.ctas) > 1),
+        "%smid": (cluster.number * len(cluster.ctas) + cta.rank) % machine.options.num_sms,
+        "%nsmid": machine.options.num_sms,
+        "%gridid": 0,
+        "%dynamic_smem_size": machine.program.dynamic_bytes(machine.shared_bytes),
+        "%total_smem_size": machine.shared_bytes,
+        "%aggr_smem_size": machine.shared_bytes + SHARED_RESERVED_BYTES,
+        "%reserved_smem_offset_begin": 0,
+        "%reserved_smem_offset_end": SHARED_RESERVED_BYTES,
+        "%reserved_smem_offset_cap": SHARED_RESERVED_BYTES,
+    }
+    if name in scalars:
+        return np.full(LANES, scalars[name], np.uint32), True
+    lanes: dict[str, Array] = {
+        "%laneid": lane,
+        "%lanemask_eq": one << lane,
+        "%lanemask_lt": (one << lane) - one,
+        "%lanemask_le": ((one << lane) - one) | (one << lane),
+        "%lanemask_gt": ~(((one << lane) - one) | (one << lane)),
+        "%lanemask_ge": ~((one << lane) - one),
+    }
+    if name in lanes:
+        return lanes[name], True
+    clocks = ("%clock", "%clock64", "%clock_hi", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi")
+    if name in clocks:
+        machine.time += 1
+        now = machine.step * 16 + machine.time
+        if name.endswith("_hi"):
+            now >>= 32
+        wide = name in ("%clock64", "%globaltimer")
+        value = now if wide else now & 0xFFFFFFFF
+        return np.full(LANES, value, np.uint64 if wide else np.uint32), False
+    raise PtxError(f"special register {name} is not implemented")
+
+
+def check_geometry(grid: Dim, block: Dim, cluster: Dim) -> None:
+    """Raise LaunchError unless grid, block and cluster are legal together."""
+    for label, dim, limits in (
+        ("grid", grid, (2**31 - 1, 65535, 65535)),
+        ("block", block, (1024, 1024, 64)),
+        ("cluster", cluster, (16, 16, 16)),
+    ):
+        if any(not 1 <= size <= limit for size, limit in zip(dim, limits)):
+            raise LaunchError(f"{label}={dim} must lie in 1..{limits}")
+    if int(np.prod(block)) > 1024:
+        raise LaunchError(f"block={block} has {int(np.prod(block))} threads (at most 1024)")
+    if int(np.prod(cluster)) > 16:
+        raise LaunchError(f"cluster={cluster} has {int(np.prod(cluster))} CTAs (at most 16)")
+    if any(g % c for g, c in zip(grid, cluster)):
+        raise LaunchError(f"grid={grid} is not a multiple of cluster={cluster}")
+
+
+__all__ = ["Clock", "Cluster", "Cta", "Machine", "check_geometry", "special_register"]

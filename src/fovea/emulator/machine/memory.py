@@ -1,0 +1,304 @@
+"""Memories and addresses.
+
+A `Segment` is one piece of byte-addressed memory: a global allocation (host memory), the shared
+memory of a CTA, the local memory of a warp, the parameters of a launch. Generic addresses fall in
+windows by their top byte; global addresses are host addresses. A 32-bit shared address is
+`cluster rank << 24 | offset`, on every architecture, as the hardware forms them; the first 1 KiB
+of a CTA's shared memory belongs to the system.
+
+Lives here: bounds, alignment, initialised bytes, the call into race detection. Not here: which
+instruction accesses what (`isa/load_store.py`). Invariant: no access leaves its segment.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fovea.emulator.errors import Fault, Misaligned, OutOfBounds, UninitialisedRead
+from fovea.emulator.races import Access, Shadow
+
+Array = np.ndarray
+
+WINDOW_SHIFT = 56
+SHARED_WINDOW = 1 << WINDOW_SHIFT
+LOCAL_WINDOW = 2 << WINDOW_SHIFT
+PARAM_WINDOW = 3 << WINDOW_SHIFT
+CONST_WINDOW = 4 << WINDOW_SHIFT
+RANK_SHIFT = 24  # SASS forms shared::cluster addresses as rank << 24 | offset (CgaCtaId)
+SHARED_RESERVED_BYTES = 1024  # sm_90 and later keep 1 KiB of each CTA (CUDA guide, table of limits)
+
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_INITIALISED = {1: 1, 2: 0x0101, 4: 0x01010101, 8: 0x0101010101010101}
+
+
+class Segment:
+    """One piece of memory; offsets are bytes from its start."""
+
+    __slots__ = ("_init_views", "_views", "base", "data", "initialised", "low", "name", "shadow",
+                 "space", "is_aligned", "is_read_only")  # fmt: skip
+
+    def __init__(self, name: str, space: str, data: Array, base: int, low: int = 0):
+        self.name = name
+        self.space = space
+        self.data = data
+        self.base = base
+        self.low = low
+        self.initialised: Array | None = None
+        self.shadow: Shadow | None = None
+        self.is_aligned = base % 16 == 0
+        self.is_read_only = not data.flags.writeable
+        self._views: dict[tuple[int, int], Array] = {}
+        self._init_views: dict[tuple[int, int], Array] = {}
+
+    def track_initialised(self) -> None:
+        """Start to record which bytes were written."""
+        self.initialised = np.zeros(len(self.data), np.uint8)
+        self._init_views = {}
+
+    # --- lanes: 32-lane gathers and scatters ------------------------------------------------
+
+    def load(self, offsets: Array, item: int, count: int, access: Access) -> Array:
+        """Return `(count, lanes)` values of `item` bytes each from `count * item`-aligned offsets.
+
+        Raises:
+            Fault: out of bounds, misaligned, uninitialised or racing.
+        """
+        width = item * count
+        if (offsets & (width - 1)).any() if self.is_aligned else ((offsets + self.base) & (width - 1)).any():  # noqa: E501
+            raise self._misaligned(offsets, width, access)
+        try:
+            if not self.is_aligned:
+                values = self._load_bytes(offsets, item, count)
+            elif count == 1:
+                values = self._view(self._views, self.data, item, 1)[offsets // item][None]
+            else:
+                view = self._view(self._views, self.data, item, count)
+                values = np.ascontiguousarray(view[offsets // width].T)
+        except IndexError:
+            raise self._out_of_bounds(offsets, width, access) from None
+        if self.initialised is not None:
+            index = offsets // width
+            flags = self._view(self._init_views, self.initialised, item, count)[index]
+            if (flags != _INITIALISED[item]).any():
+                raise self._uninitialised(offsets, width, access)
+        if self.shadow is not None:
+            self._shadow_lanes(self.shadow.on_read, offsets, width, access)
+        return values
+
+    def store(self, offsets: Array, values: Array, item: int, access: Access) -> None:
+        """Store `(count, lanes)` values of `item` bytes each; the last active lane wins.
+
+        Raises:
+            Fault: out of bounds, misaligned or racing.
+        """
+        count = len(values)
+        width = item * count
+        if (offsets & (width - 1)).any() if self.is_aligned else ((offsets + self.base) & (width - 1)).any():  # noqa: E501
+            raise self._misaligned(offsets, width, access)
+        if self.is_read_only or (self.low and len(offsets) and int(offsets.min()) < self.low):
+            raise self._out_of_bounds(offsets, width, access, "write to read-only or reserved")
+        try:
+            if not self.is_aligned:
+                index = offsets.astype(np.int64)[:, None] + np.arange(width)
+                self.data[index] = np.ascontiguousarray(values.T).view(np.uint8)
+                return
+            index = offsets // width
+            view = self._view(self._views, self.data, item, count)
+            view[index] = values[0] if count == 1 else values.T
+        except IndexError:
+            raise self._out_of_bounds(offsets, width, access) from None
+        if self.initialised is not None:
+            self._view(self._init_views, self.initialised, item, count)[index] = _INITIALISED[item]
+        if self.shadow is not None:
+            self._shadow_lanes(self.shadow.on_write, offsets, width, access)
+
+    # --- bulk: byte ranges and index arrays -------------------------------------------------
+
+    def read(self, offset: int, size: int, access: Access) -> Array:
+        """Return a copy of `size` bytes at `offset`, checked as a read of the access."""
+        self.check_bounds(offset, size, access)
+        self._check_range(offset, size, access)
+        return self.data[offset : offset + size].copy()
+
+    def write(self, offset: int, values: Array, access: Access) -> None:
+        """Write bytes at `offset`, checked as a write of the access."""
+        values = values.view(np.uint8).ravel()
+        size = len(values)
+        self.check_bounds(offset, size, access)
+        self.data[offset : offset + size] = values
+        if self.initialised is not None:
+            self.initialised[offset : offset + size] = 1
+        if self.shadow is not None:
+            self.shadow.on_write(slice(offset // 4, (offset + size + 3) // 4), access)
+
+    def read_at(self, offsets: Array, unit: int, access: Access) -> Array:
+        """Return `offsets.shape + (unit,)` bytes; offsets are multiples of `unit` (1 to 16)."""
+        self._check_units(offsets, unit, access)
+        index = offsets // unit
+        count = len(self.data) // unit * unit
+        values = self.data[:count].reshape(-1, unit)[index]
+        if self.initialised is not None:
+            flags = self.initialised[:count].reshape(-1, unit)[index]
+            if not flags.all():
+                bad = offsets[~flags.all(axis=-1)].ravel()
+                raise self._uninitialised(bad, unit, access)
+        if self.shadow is not None:
+            self._shadow_units(self.shadow.on_read, offsets, unit, access)
+        return values
+
+    def write_at(self, offsets: Array, values: Array, unit: int, access: Access) -> None:
+        """Write `offsets.shape + (unit,)` bytes; offsets are multiples of `unit` (1 to 16)."""
+        self._check_units(offsets, unit, access)
+        index = offsets // unit
+        count = len(self.data) // unit * unit
+        self.data[:count].reshape(-1, unit)[index] = values
+        if self.initialised is not None:
+            self.initialised[:count].reshape(-1, unit)[index] = 1
+        if self.shadow is not None:
+            self._shadow_units(self.shadow.on_write, offsets, unit, access)
+
+    def check_bounds(self, offset: int, size: int, access: Access) -> None:
+        """Raise `OutOfBounds` unless the byte range lies inside the segment."""
+        if offset < self.low or offset + size > len(self.data):
+            raise self._out_of_bounds(np.array([offset]), size, access)
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _view(
+        self, views: dict[tuple[int, int], Array], data: Array, item: int, count: int
+    ) -> Array:
+        view = views.get((item, count))
+        if view is None:
+            width = item * count
+            view = data[: len(data) // width * width].view(_UNSIGNED[item])
+            if count > 1:
+                view = view.reshape(-1, count)
+            views[item, count] = view
+        return view
+
+    def _load_bytes(self, offsets: Array, item: int, count: int) -> Array:
+        index = offsets.astype(np.int64)[:, None] + np.arange(item * count)
+        raw = np.ascontiguousarray(self.data[index])
+        return np.ascontiguousarray(raw.view(_UNSIGNED[item]).T)
+
+    def _check_range(self, offset: int, size: int, access: Access) -> None:
+        if self.initialised is not None and not self.initialised[offset : offset + size].all():
+            first = offset + int(np.argmin(self.initialised[offset : offset + size]))
+            raise self._uninitialised(np.array([first]), 1, access)
+        if self.shadow is not None:
+            self.shadow.on_read(slice(offset // 4, (offset + size + 3) // 4), access)
+
+    def _check_units(self, offsets: Array, unit: int, access: Access) -> None:
+        if offsets.size == 0:
+            return
+        if (offsets % unit).any():
+            raise self._misaligned(offsets.ravel(), unit, access)
+        low, high = int(offsets.min()), int(offsets.max())
+        if low < self.low or high + unit > len(self.data):
+            bad = offsets.ravel()
+            bad = bad[(bad < self.low) | (bad + unit > len(self.data))]
+            raise self._out_of_bounds(bad, unit, access)
+
+    def _shadow_lanes(
+        self, check: Callable[..., None], offsets: Array, width: int, access: Access
+    ) -> None:
+        cells = offsets >> 2
+        if width >= 4:
+            if width > 4:
+                cells = (cells[:, None] + np.arange(width // 4, dtype=cells.dtype)).ravel()
+            check(cells, access)
+        else:
+            mask = (1 << width) - 1
+            check(cells, access, (mask << (offsets & 3).astype(np.uint8)).astype(np.uint8))
+
+    def _shadow_units(
+        self, check: Callable[..., None], offsets: Array, unit: int, access: Access
+    ) -> None:
+        if unit >= 4:
+            cells = (offsets // 4)[..., None] + np.arange(unit // 4)
+        else:
+            cells = offsets // 4
+        check(np.unique(cells), access)
+
+    def _where(self, offsets: Array, position: int, access: Access) -> Any:
+        lane = None
+        if access.mask is not None and len(offsets) == int(np.count_nonzero(access.mask)):
+            lane = int(np.flatnonzero(access.mask)[position])
+        address = int(offsets[position]) + (self.base if self.space == "global" else 0)
+        return access.warp.where(access.instruction, lane=lane, address=address, space=self.space)
+
+    def _misaligned(self, offsets: Array, width: int, access: Access) -> Fault:
+        start = 0 if self.is_aligned else self.base
+        position = int(np.argmax((offsets + start) % width != 0))
+        return Misaligned(
+            f"address is not a multiple of the {width} bytes the access needs",
+            self._where(offsets, position, access),
+        )
+
+    def _out_of_bounds(self, offsets: Array, width: int, access: Access, why: str = "") -> Fault:
+        bad = (offsets < self.low) | (offsets + width > len(self.data))
+        position = int(np.argmax(bad))
+        return OutOfBounds(
+            f"{why or 'access'} outside {self.name} ({len(self.data) - self.low} bytes"
+            f"{f' from {self.low:#x}' if self.low else ''})",
+            self._where(offsets, position, access),
+        )
+
+    def _uninitialised(self, offsets: Array, width: int, access: Access) -> Fault:
+        assert self.initialised is not None
+        position = 0
+        for position, offset in enumerate(offsets.tolist()):  # noqa: B007
+            if not self.initialised[offset : offset + width].all():
+                break
+        return UninitialisedRead(
+            f"{width} bytes of {self.name} are read before they were all written",
+            self._where(offsets, position, access),
+        )
+
+
+class GlobalMemory:
+    """All global allocations of a launch, by host address."""
+
+    __slots__ = ("_bases", "_segments", "keep")
+
+    def __init__(self) -> None:
+        self._bases: list[int] = []
+        self._segments: list[Segment] = []
+        self.keep: list[Any] = []
+
+    def register(self, array: Array, name: str) -> int:
+        """Make the bytes of a contiguous numpy array addressable; return its address."""
+        flat = array.reshape(-1).view(np.uint8)
+        return self.register_bytes(flat, flat.ctypes.data, name)
+
+    def register_bytes(self, flat: Array, address: int, name: str) -> int:
+        """Make bytes addressable at `address`; the same range twice is one allocation."""
+        position = bisect_right(self._bases, address)
+        if position and self._segments[position - 1].base == address:
+            if len(self._segments[position - 1].data) >= len(flat):
+                return address
+            self._segments[position - 1] = Segment(name, "global", flat, address)
+            return address
+        self._bases.insert(position, address)
+        self._segments.insert(position, Segment(name, "global", flat, address))
+        self.keep.append(flat)
+        return address
+
+    def find(self, address: int) -> Segment | None:
+        """Return the allocation that holds `address`, or None."""
+        position = bisect_right(self._bases, address) - 1
+        if position < 0:
+            return None
+        segment = self._segments[position]
+        return segment if address < segment.base + len(segment.data) else None
+
+    def nearest(self, address: int) -> str:
+        """Return a description of the allocation before `address`, for reports."""
+        position = bisect_right(self._bases, address) - 1
+        if position < 0:
+            return "no allocation lies below it"
+        segment = self._segments[position]
+        distance = address - segment.base - len(segment.data)
+        return f"{distance} bytes past the end of {segment.name} ({len(segment.data)} bytes)"

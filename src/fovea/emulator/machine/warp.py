@@ -1,0 +1,278 @@
+"""Warps: registers, lanes, divergence and waits.
+
+A warp is a list of splits, each a set of lanes at one place of the program. A divergent branch
+makes two splits and a reconvergence record at the immediate post-dominator; splits of one warp
+run independently, so one may wait while another goes on.
+Lives here: that state, and the objects that stand for unreadable registers. Not here: who runs
+next (`schedule.py`). Invariant: the lanes of the splits and the waiting lanes of the records
+partition the lanes that have not exited.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from fovea.emulator.async_engine import GroupQueue, Operation
+from fovea.emulator.errors import Where
+from fovea.emulator.isa.instruction import ALL_BYTES, ALL_LANES, Array
+from fovea.emulator.ptx.types import LANES
+from fovea.emulator.races import Access, Clock
+
+EXITED = -1
+DIVERGED = -2
+
+
+class RegisterUnavailable(TypeError):
+    """A register was used that holds no value (never written, or still in flight)."""
+
+
+class Unreadable:
+    """Base of the objects that stand in a register slot in place of 32 lanes.
+
+    Any arithmetic on one raises TypeError, so that compiled blocks need no check of their own.
+    Copying the reference (`mov`) is legal, as it is on the machine.
+    """
+
+    __slots__ = ()
+    __array_ufunc__ = None
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Array:
+        raise RegisterUnavailable(self.describe())
+
+    def describe(self) -> str:
+        """Return why the register cannot be read."""
+        raise NotImplementedError
+
+
+class Uninitialised(Unreadable):
+    """A register that was never written."""
+
+    __slots__ = ()
+
+    def describe(self) -> str:
+        return "was never written"
+
+
+UNINITIALISED = Uninitialised()
+
+
+class InFlight(Unreadable):
+    """A register an asynchronous operation will write.
+
+    Attributes:
+        operation: the operation.
+        key: which of its results this is: `operation.results[key]`, 32 lanes of the dtype the
+            instruction writes, once the operation is complete.
+    """
+
+    __slots__ = ("key", "operation")
+
+    def __init__(self, operation: Operation, key: Any):
+        self.operation = operation
+        self.key = key
+
+    def describe(self) -> str:
+        return f"is still being written by {self.operation.describe()}"
+
+
+class Wait:
+    """Why a split cannot go on.
+
+    Attributes:
+        ready: returns whether it can.
+        describe: returns what it waits for, for the deadlock report.
+        resume: called once when it goes on (joins clocks, writes results).
+    """
+
+    __slots__ = ("describe", "ready", "resume", "since")
+
+    def __init__(
+        self,
+        ready: Callable[[], bool],
+        describe: Callable[[], str],
+        resume: Callable[[], None] | None = None,
+    ):
+        self.ready = ready
+        self.describe = describe
+        self.resume = resume
+        self.since = 0
+
+
+class Reconvergence:
+    """Lanes that meet again at segment `pc`; `mask` are those still expected or arrived."""
+
+    __slots__ = ("arrived", "mask", "outer", "pc")
+
+    def __init__(self, pc: int, mask: Array, outer: "Reconvergence | None"):
+        self.pc = pc
+        self.mask = mask
+        self.arrived = np.zeros(LANES, np.bool_)
+        self.outer = outer
+
+
+class Split:
+    """Lanes of one warp at one place."""
+
+    __slots__ = ("calls", "lanes", "line", "mask", "pc", "polls", "record", "wait")
+
+    def __init__(self, pc: int, mask: Array, record: Reconvergence | None):
+        self.pc = pc
+        self.mask = ALL_LANES if mask.tobytes() == ALL_BYTES else mask
+        self.lanes = int(np.count_nonzero(mask))
+        self.record = record
+        self.wait: Wait | None = None
+        self.calls: tuple[int, ...] = ()
+        self.polls = 0
+        self.line = 0
+
+
+class Warp:
+    """One warp of a CTA."""
+
+    __slots__ = ("access", "cta", "current", "exited", "groups", "index", "lane_counts",
+                 "local", "max_registers", "polled", "registers", "running_mask",
+                 "segment_counts", "slot_dtypes", "specials", "splits", "state", "wait",
+                 "waited_steps")  # fmt: skip
+
+    def __init__(self, cta: Any, index: int, mask: Array, program: Any, agent: int, agents: int):
+        self.cta = cta
+        self.index = index
+        self.registers: list[Any] = [UNINITIALISED] * program.num_slots
+        self.slot_dtypes: list[np.dtype] = program.slot_dtypes
+        self.access = Access(self, None, agent, Clock(agents))
+        self.access.tick()
+        self.exited = ~mask
+        self.splits = [Split(0, mask, None)]
+        self.current = self.splits[0]
+        self.running_mask = self.current.mask
+        self.wait: Wait | None = None
+        self.polled = False
+        self.groups: dict[Any, GroupQueue] = {}
+        self.state: dict[Any, Any] = {}
+        self.specials: dict[str, Array] = {}
+        self.segment_counts: dict[int, int] = {}
+        self.lane_counts: dict[int, int] = {}
+        self.waited_steps: dict[str, int] = {}
+        self.local: Any = None
+        self.max_registers = program.max_registers
+
+    # --- for instruction handlers -----------------------------------------------------------
+
+    @property
+    def machine(self) -> Any:
+        """The launch this warp belongs to."""
+        return self.cta.cluster.machine
+
+    def touch(self, instruction: Any, mask: Array) -> Access:
+        """Return the warp's generic access, set to `instruction`, for memory calls."""
+        access = self.access
+        access.instruction = instruction
+        access.mask = mask
+        return access
+
+    def queue(self, key: Any) -> GroupQueue:
+        """Return the commit-group queue of `key`, e.g. `("bulk", lane)` or `"wgmma"`."""
+        queue = self.groups.get(key)
+        if queue is None:
+            queue = self.groups[key] = GroupQueue()
+        return queue
+
+    def special(self, name: str) -> Array:
+        """Return 32 lanes of a special register."""
+        value = self.specials.get(name)
+        if value is None:
+            value = self.cta.special(self, name)
+        return value
+
+    def observe(self, operations: Iterable[Operation]) -> None:
+        """Note that the warp has waited for operations: join their clocks, deliver results."""
+        done = set()
+        clock = self.access.clock
+        for operation in operations:
+            clock.join(operation.access.clock)
+            if operation.results:
+                done.add(operation)
+        if not done:
+            return
+        registers = self.registers
+        for index, value in enumerate(registers):
+            if value.__class__ is InFlight and value.operation in done:
+                result = value.operation.results[value.key]
+                dtype = self.slot_dtypes[index]
+                registers[index] = result if result.dtype == dtype else result.view(dtype)
+
+    def where(self, instruction: Any, **more: Any) -> Where:
+        """Return the location of a fault of this warp at `instruction`."""
+        line = instruction.line if instruction is not None else 0
+        text = instruction.text if instruction is not None else ""
+        return Where(
+            kernel=self.cta.cluster.machine.program.kernel,
+            line=line,
+            text=text,
+            cta=self.cta.index,
+            warp=self.index,
+            **more,
+        )
+
+    # --- control flow -----------------------------------------------------------------------
+
+    def diverge(self, taken: Array, target: int, other: int, meet: int) -> int:
+        """Split the running lanes at a branch; return DIVERGED."""
+        split = self.current
+        record = split.record
+        if meet >= 0 and (record is None or record.pc != meet):
+            record = Reconvergence(meet, split.mask.copy(), record)
+        active = split.mask
+        self.splits.remove(split)
+        for pc, mask in ((other, active & ~taken), (target, active & taken)):
+            part = Split(pc, mask, record)
+            part.calls = split.calls
+            self.splits.append(part)
+            self._arrive(part)
+        return DIVERGED
+
+    def arrive_at_meeting(self, split: Split) -> None:
+        """Merge a split that has reached the place of its record, if it has."""
+        self._arrive(split)
+
+    def exit_lanes(self, mask: Array) -> None:
+        """Take lanes out of the running split for good."""
+        split = self.current
+        self.exited = self.exited | mask
+        rest = split.mask & ~mask
+        self.splits.remove(split)
+        record = split.record
+        while record is not None:
+            record.mask = record.mask & ~mask
+            record = record.outer
+        if rest.any():
+            part = Split(split.pc, rest, split.record)
+            part.calls = split.calls
+            self.splits.append(part)
+            return
+        record = split.record
+        while record is not None and not record.mask.any():
+            record = record.outer
+        if record is not None:
+            self._settle(record, split.calls)
+
+    def _arrive(self, split: Split) -> None:
+        record = split.record
+        if record is None or split.pc != record.pc:
+            return
+        record.arrived = record.arrived | split.mask
+        self.splits.remove(split)
+        self._settle(record, split.calls)
+
+    def _settle(self, record: Reconvergence, calls: tuple[int, ...]) -> None:
+        if not (record.mask & ~record.arrived).any():
+            part = Split(record.pc, record.mask, record.outer)
+            part.calls = calls
+            self.splits.append(part)
+            self._arrive(part)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every lane has exited."""
+        return not self.splits

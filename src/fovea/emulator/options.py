@@ -1,0 +1,45 @@
+"""How a launch is emulated: one frozen object.
+
+Lives here: the choices a caller has. Not here: what they do. Invariant: two launches with equal
+options, PTX and inputs give equal results, reports and counters.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Choices of one launch.
+
+    Attributes:
+        seed: orders warps and asynchronous work; each seed is another legal schedule.
+        detect_races: vector clocks on shared and tensor memory, within a cluster.
+        detect_uninitialised: shared-memory, tensor-memory and local reads before a write raise.
+        max_steps: scheduler steps before `StepLimitExceeded`; None for no limit.
+        max_segments: the most code segments a warp runs before another may (1 or more).
+        async_delay: "random" (any legal moment), "eager" (at issue), "late" (only when needed).
+        num_sms: clusters in flight at a time never exceed it; also what `%nsmid` says.
+        trace: collect events for `Result.write_trace` (Perfetto JSON).
+        exact_mma: use the published bit-exact accumulation of tensor cores, slower than the
+            default float32 accumulation.
+    """
+
+    seed: int = 0
+    detect_races: bool = True
+    detect_uninitialised: bool = True
+    max_steps: int | None = 20_000_000
+    max_segments: int = 8
+    async_delay: str = "random"
+    num_sms: int = 132
+    trace: bool = False
+    exact_mma: bool = False
+
+    def __post_init__(self) -> None:
+        if self.async_delay not in ("random", "eager", "late"):
+            raise ValueError(
+                f"async_delay={self.async_delay!r} is not one of 'random', 'eager', 'late'"
+            )
+        if self.max_segments < 1:
+            raise ValueError(f"max_segments={self.max_segments} must be at least 1")
+        if self.num_sms < 1:
+            raise ValueError(f"num_sms={self.num_sms} must be at least 1")

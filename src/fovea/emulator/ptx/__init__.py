@@ -1,0 +1,1 @@
+"""PTX text to syntax tree to module. It knows no machine."""

@@ -1,0 +1,216 @@
+"""Vector clocks and the shadow memory that finds unordered accesses.
+
+An agent is a warp (its generic accesses) or a slot of asynchronous work. `Clock` says what its
+owner has seen of every agent; synchronisation joins clocks. `Shadow` keeps, per memory cell, the
+last write and the last read of each agent, and raises `RaceError` when an access conflicts with
+one its clock has not seen.
+
+Proxies: `seen` covers everything observed; `fenced` covers only generic writes followed by
+`fence.proxy.async`. A generic access is judged by `seen`; an access of the async proxy is judged
+by `fenced` for earlier generic writes, by `seen` for everything else (a generic read before an
+async write needs no proxy fence: the arrival that frees the stage orders it).
+
+Lives here: clocks, shadow, the judgement. Not here: which instruction joins what (`isa/barrier`,
+`machine/barrier`, `async_engine`). Invariant: with detection off every call returns at once.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fovea.emulator.errors import RaceError
+
+Array = np.ndarray
+
+
+class Clock:
+    """What one agent has seen of all agents of its cluster."""
+
+    __slots__ = ("fenced", "seen")
+
+    def __init__(self, agents: int):
+        self.seen = np.zeros(agents, np.int32)
+        self.fenced = np.zeros(agents, np.int32)
+
+    def copy(self) -> "Clock":
+        """Return an independent copy."""
+        twin = Clock.__new__(Clock)
+        twin.seen, twin.fenced = self.seen.copy(), self.fenced.copy()
+        return twin
+
+    def join(self, other: "Clock") -> None:
+        """Add everything `other` has seen."""
+        np.maximum(self.seen, other.seen, out=self.seen)
+        np.maximum(self.fenced, other.fenced, out=self.fenced)
+
+    def fence_proxy(self) -> None:
+        """Make every generic write seen so far visible to the async proxy."""
+        np.maximum(self.fenced, self.seen, out=self.fenced)
+
+
+@dataclass(slots=True)
+class Access:
+    """Who touches memory: the identity every memory call carries.
+
+    Attributes:
+        warp: the issuing warp (for reports; None for the host).
+        instruction: the static instruction (for line and text).
+        agent: index of the agent in its cluster's clocks.
+        clock: what the agent has seen; `clock.seen[agent]` is its own time.
+        is_async: whether the access goes through the async proxy.
+        mask: lanes that take part, for reports.
+    """
+
+    warp: Any
+    instruction: Any
+    agent: int
+    clock: Clock
+    is_async: bool = False
+    mask: Any = None
+
+    def tick(self) -> None:
+        """Advance the agent's own time: call after a release, so later work is told apart."""
+        self.clock.seen[self.agent] += 1
+
+    def describe(self) -> str:
+        """Return who and where, for reports."""
+        proxy = "async proxy" if self.is_async else "generic proxy"
+        place = f"PTX line {self.instruction.line} `{self.instruction.text}`"
+        return f"{place}, CTA {self.warp.cta.index} warp {self.warp.index} ({proxy})"
+
+
+class Shadow:
+    """Last writer and last readers of every cell of one memory.
+
+    A cell is 4 bytes of shared memory (with a mask of its bytes) or 16 lanes of one column of
+    tensor memory. Cells are addressed by index arrays or slices.
+    """
+
+    __slots__ = ("_bytes", "agents", "notes", "reads", "write_agent", "write_note", "write_tick")
+
+    def __init__(self, cells: int, agents: int, notes: "AccessNotes"):
+        self.agents = agents
+        self.reads = np.zeros((cells, agents), np.int32)
+        self.write_agent = np.zeros(cells, np.int16)
+        self.write_tick = np.zeros(cells, np.int32)
+        self.write_note = np.full(cells, -1, np.int32)
+        self._bytes = np.zeros(cells, np.uint8)
+        self.notes = notes
+
+    def on_read(self, cells: Any, access: Access, byte_mask: Any = 15) -> None:
+        """Check a read of `cells` and note it.
+
+        Raises:
+            RaceError: the last write of a cell is not ordered before this read.
+        """
+        self._judge_write(cells, access, byte_mask, "read")
+        self.reads[cells, access.agent] = access.clock.seen[access.agent]
+
+    def on_write(self, cells: Any, access: Access, byte_mask: Any = 15) -> None:
+        """Check a write of `cells` and note it.
+
+        Raises:
+            RaceError: an earlier read or write of a cell is not ordered before this write.
+        """
+        self._judge_write(cells, access, byte_mask, "write")
+        late = self.reads[cells] > access.clock.seen
+        if late.any():
+            late[..., access.agent] = False
+            if late.any():
+                self._report_read(cells, late, access)
+        self.write_agent[cells] = access.agent
+        self.write_tick[cells] = access.clock.seen[access.agent]
+        self.write_note[cells] = self.notes.note(access)
+        self._bytes[cells] = byte_mask
+
+    def last_writer(self, cell: int) -> str:
+        """Return who wrote a cell last ("" if nobody)."""
+        note = int(self.write_note[cell])
+        return self.notes.text(note) if note >= 0 else ""
+
+    def _judge_write(self, cells: Any, access: Access, byte_mask: Any, what: str) -> None:
+        agents, ticks = self.write_agent[cells], self.write_tick[cells]
+        clock = access.clock
+        if access.is_async:
+            # generic agents come first: their writes must have passed a proxy fence
+            known = np.where(self.notes.is_generic, clock.fenced, clock.seen)
+        else:
+            known = clock.seen
+        late = ticks > known[agents]
+        if not late.any():
+            return
+        late &= agents != access.agent
+        late &= (self._bytes[cells] & byte_mask) != 0
+        if not late.any():
+            return
+        position = int(np.argmax(late))
+        agent = int(np.ravel(agents)[position])
+        tick = int(np.ravel(ticks)[position])
+        note = int(np.ravel(self.write_note[cells])[position])
+        rule = "the two accesses are not ordered by a barrier, phase or wait"
+        if access.is_async and self.notes.is_generic[agent] and tick <= clock.seen[agent]:
+            rule = "a generic write needs fence.proxy.async before the async proxy may touch it"
+        elif not access.is_async and not self.notes.is_generic[agent]:
+            rule = "asynchronous work was not waited for (mbarrier phase, wait_group or wait::ld)"
+        self._raise(what, "write", access, note, rule, self._cell_of(cells, position))
+
+    def _report_read(self, cells: Any, late: Array, access: Access) -> None:
+        flat = late.reshape(-1, self.agents)
+        position = int(np.argmax(flat.any(axis=1)))
+        agent = int(np.argmax(flat[position]))
+        cell = self._cell_of(cells, position)
+        note = self.notes.last_read_note(agent)
+        rule = "the stage is reused before its last reader released it"
+        self._raise("write", "read", access, note, rule, cell)
+
+    def _cell_of(self, cells: Any, position: int) -> int:
+        if isinstance(cells, slice):
+            return int(cells.start or 0) + position
+        return int(np.ravel(cells)[position])
+
+    def _raise(
+        self, what: str, earlier: str, access: Access, note: int, rule: str, cell: int
+    ) -> None:
+        other = self.notes.text(note)
+        raise RaceError(
+            f"race: {what} by {access.describe()} conflicts with a {earlier} by {other}; {rule}",
+            access.warp.where(access.instruction, address=cell, space="cell"),
+            other,
+            rule,
+        )
+
+
+class AccessNotes:
+    """Numbers of (instruction, warp, proxy) triples, and which agents are generic."""
+
+    __slots__ = ("_ids", "_last", "_texts", "is_generic")
+
+    def __init__(self, generic_agents: int, agents: int):
+        self._ids: dict[tuple[int, int, bool], int] = {}
+        self._texts: list[Access] = []
+        self._last: dict[int, int] = {}
+        self.is_generic = np.arange(agents) < generic_agents
+
+    def note(self, access: Access) -> int:
+        """Return the number of an access's author."""
+        key = (access.instruction.index, access.agent, access.is_async)
+        number = self._ids.get(key)
+        if number is None:
+            number = self._ids[key] = len(self._texts)
+            self._texts.append(
+                Access(access.warp, access.instruction, access.agent, access.clock, access.is_async)
+            )
+        return number
+
+    def text(self, number: int) -> str:
+        """Return the description of a noted access."""
+        return self._texts[number].describe() if number >= 0 else "an unknown access"
+
+    def last_read_note(self, agent: int) -> int:
+        """Return the number of some noted access of an agent (-1 if none)."""
+        return self._last.get(agent, -1)
+
+    def remember_read(self, access: Access) -> None:
+        """Keep the author of the latest read of an agent, for reports."""
+        self._last[access.agent] = self.note(access)
