@@ -1,0 +1,139 @@
+"""Time forwards with mods: fovea beside torch's compiled flex_attention.
+
+    python -m benchmarks.bench_forward_mods                       # all cases
+    python -m benchmarks.bench_forward_mods --case window1024 --case alibi
+
+From the repository's root, with `src` and `.` on PYTHONPATH. Both get the same Python functions
+and block lists of the same mask. The FLOPs counted are those of visible pairs. Writes
+forward_mods.json.
+"""
+
+import argparse
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import peers, protocol
+from benchmarks.bench_forward import add_common
+from benchmarks.shapes import MOD_SHAPE, Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is asked of both implementations."""
+
+    score_mod: Callable[..., Tensor] | None = None
+    mask_mod: Callable[..., Tensor] | None = None
+
+
+def causal(shape: Shape) -> Case:
+    """Return the causal mask as a mask_mod."""
+    return Case(mask_mod=lambda b, h, q_idx, kv_idx: q_idx >= kv_idx)
+
+
+def window1024(shape: Shape) -> Case:
+    """Return a causal sliding window of 1024 keys."""
+    return Case(mask_mod=lambda b, h, q_idx, kv_idx: (q_idx >= kv_idx) & (q_idx - kv_idx < 1024))
+
+
+def alibi(shape: Shape) -> Case:
+    """Return ALiBi with its usual slopes, on a causal mask."""
+    slopes = torch.exp2(-8.0 * torch.arange(1, shape.H + 1, device="cuda") / shape.H)
+
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return score + slopes[h] * (kv_idx - q_idx)
+
+    return Case(score_mod=score_mod, mask_mod=causal(shape).mask_mod)
+
+
+def document(shape: Shape) -> Case:
+    """Return causal attention inside documents of random lengths, 683 tokens on average."""
+    generator = torch.Generator().manual_seed(0)
+    starts = torch.randint(1, shape.S, (12,), generator=generator).sort().values
+    ids = torch.bucketize(torch.arange(shape.S), starts, right=True).to("cuda", torch.int32)
+
+    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return (q_idx >= kv_idx) & (ids[q_idx] == ids[kv_idx])
+
+    return Case(mask_mod=mask_mod)
+
+
+def softcap(shape: Shape) -> Case:
+    """Return a tanh soft cap at 50 on a causal mask."""
+    return Case(
+        score_mod=lambda score, b, h, q_idx, kv_idx: 50.0 * torch.tanh(score / 50.0),
+        mask_mod=causal(shape).mask_mod,
+    )
+
+
+CASES = (causal, window1024, alibi, document, softcap)
+
+
+def visible_pairs(case: Case, shape: Shape) -> int:
+    """Return the number of visible pairs of one head, counted in rows of 512 queries."""
+    if case.mask_mod is None:
+        return shape.S * shape.S
+    zero = torch.zeros((), dtype=torch.int64, device="cuda")
+    position = torch.arange(shape.S, device="cuda")
+    return sum(
+        int(case.mask_mod(zero, zero, rows[:, None], position).sum())
+        for rows in position.split(512)
+    )
+
+
+def main() -> None:
+    """Run the benchmark as the command line says."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_common(parser)
+    names = [case.__name__ for case in CASES]
+    parser.add_argument("--case", action="append", choices=names, help="repeatable; default: all")
+    options = parser.parse_args()
+    protocol.require_gpu()
+    if options.bundle:
+        os.environ["FOVEA_BUNDLE"] = options.bundle
+    board = protocol.Board()
+    timing = protocol.Timing(
+        rounds=options.rounds, segment_seconds=options.seconds, has_burst=not options.no_burst
+    )
+    path = protocol.result_path("forward_mods", options.out)
+    inputs = peers.Inputs.random(MOD_SHAPE, getattr(torch, options.dtype))
+    rows: list[dict[str, Any]] = []
+    for make in CASES:
+        if options.case and make.__name__ not in options.case:
+            continue
+        case = make(MOD_SHAPE)
+        launches, outputs = peers.ready(makers(case, inputs))
+        checks = peers.largest_difference(outputs)
+        del outputs
+        samples = protocol.measure(launches, board, timing)
+        work = MOD_SHAPE.forward_flops(visible_pairs(case, MOD_SHAPE)) / 1e12
+        head = {**MOD_SHAPE.row(), "mod": make.__name__, "dtype": options.dtype}
+        rows.append({**head, **protocol.rates(samples, work), **checks})
+        print(protocol.table_line(rows[-1], ["fovea", "flex"], make.__name__), flush=True)
+        protocol.write_result(path, board, "TFLOP/s", rows)
+    print(f"wrote {path}")
+
+
+def makers(case: Case, inputs: peers.Inputs) -> dict[str, Callable[[], peers.Launch]]:
+    """Return both implementations of a case; the block mask is built outside of any clock."""
+    import fovea
+
+    mask = None
+    if case.mask_mod is not None:
+        size = (MOD_SHAPE.S, MOD_SHAPE.S)
+        mask = fovea.create_block_mask(case.mask_mod, None, None, *size, device="cuda")
+    keywords = {"score_mod": case.score_mod, "block_mask": mask}
+    return {
+        "fovea": lambda: peers.fovea_forward(inputs, MOD_SHAPE, **keywords),
+        "flex": lambda: peers.flex_forward(inputs, MOD_SHAPE, **keywords),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""The measuring loop on a simulated GPU, and what a result file holds."""
+
+import json
+import time
+
+import pytest
+import torch
+
+from benchmarks import protocol
+from benchmarks.protocol import Samples, Timing
+
+
+class SimulatedGpu:
+    """A queue of launches with a clock of its own; the host pays a little for each call."""
+
+    def __init__(self) -> None:
+        self.host = 0.0
+        self.device = 0.0
+        self.idle = 0.0
+        self.launched: list[str] = []
+
+    def launch(self, name: str, seconds: float) -> None:
+        self.host += 5e-6
+        self.idle += max(0.0, self.host - self.device)
+        self.device = max(self.device, self.host) + seconds
+        self.launched.append(name)
+
+    def synchronize(self) -> None:
+        self.host = max(self.host, self.device)
+
+    def sleep(self, seconds: float) -> None:
+        self.host += seconds
+
+    def monotonic(self) -> float:
+        self.host += 1e-6
+        return self.host
+
+    # As protocol.Board.
+    def joules(self) -> float:
+        return 650.0 * self.host
+
+    def clock_mhz(self) -> int:
+        return 1500
+
+
+@pytest.fixture
+def gpu(monkeypatch) -> SimulatedGpu:
+    gpu = SimulatedGpu()
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            self.at = 0.0
+
+        def record(self) -> None:
+            self.at = max(gpu.device, gpu.host)
+
+        def synchronize(self) -> None:
+            gpu.host = max(gpu.host, self.at)
+
+        def elapsed_time(self, later: "Event") -> float:
+            return (later.at - self.at) * 1000
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", gpu.synchronize)
+    monkeypatch.setattr(time, "sleep", gpu.sleep)
+    monkeypatch.setattr(time, "monotonic", gpu.monotonic)
+    return gpu
+
+
+def test_measure_gives_the_time_of_a_launch_and_the_power(gpu):
+    launches = {
+        "a": lambda: gpu.launch("a", 2e-3),
+        "b": lambda: gpu.launch("b", 5e-4),
+    }
+    samples = protocol.measure(launches, gpu, Timing(rounds=2, segment_seconds=1.0))
+    for name, seconds in (("a", 2e-3), ("b", 5e-4)):
+        taken = samples[name]
+        assert taken.burst_seconds == pytest.approx([seconds] * 2, rel=1e-3)
+        assert taken.steady_seconds == pytest.approx(
+            [seconds] * len(taken.steady_seconds), rel=1e-3
+        )
+        # Half of each of two segments of a second, in chunks of 0.03 s.
+        assert 28 <= len(taken.steady_seconds) <= 36
+        assert taken.watts == pytest.approx([650.0] * 2, rel=1e-3)
+        assert set(taken.clocks_mhz) == {1500}
+
+
+def test_measure_runs_the_implementations_in_turns(gpu):
+    launches = {name: (lambda name=name: gpu.launch(name, 1e-2)) for name in "ab"}
+    protocol.measure(launches, gpu, Timing(rounds=3, segment_seconds=0.3))
+    order = [x for x, y in zip(gpu.launched, [None, *gpu.launched]) if x != y]
+    # warm-up, then burst and steady of each in every round
+    assert order == ["a", "b"] * (1 + 3 * 2)
+
+
+def test_measure_keeps_the_gpu_busy_in_a_segment(gpu):
+    samples = Samples()
+    protocol._steady(lambda: gpu.launch("a", 1e-3), 30, gpu, 1.0, samples)
+    assert gpu.idle < 1e-3
+
+
+def test_rates_are_work_over_the_median_time():
+    samples = {
+        "fovea": Samples(
+            burst_seconds=[0.5, 0.4], steady_seconds=[1.0, 2.0, 9.0], clocks_mhz=[1500, 1510],
+            watts=[100.0],
+        )
+    }  # fmt: skip
+    assert protocol.rates(samples, 600.0) == {
+        "fovea": 300.0,
+        "fovea_burst": 1333.3,
+        "fovea_mhz": 1505,
+        "fovea_watts": 100,
+        "fovea_per_joule": 3.0,
+    }
+
+
+def test_result_file_is_one_object_with_stamp_unit_and_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(protocol, "stamp", lambda board: {"gpu": "H200", "commit": "abc"})
+    path = tmp_path / "deep" / "forward.json"
+    rows = [{"B": 1, "causal": True, "fovea": 1.5}, {"B": 2, "causal": False, "fovea": 2.5}]
+    protocol.write_result(path, None, "TFLOP/s", rows)
+    assert json.loads(path.read_text()) == {
+        "stamp": {"gpu": "H200", "commit": "abc"},
+        "unit": "TFLOP/s",
+        "rows": rows,
+    }
+    assert [p.name for p in path.parent.iterdir()] == ["forward.json"]
+
+
+def test_table_line_shows_ratios_of_the_first_to_the_others():
+    row = {"fovea": 600.0, "fovea_burst": 650.0, "fa3": 500.0, "fa3_burst": 510.0,
+           "fovea_mhz": 1500, "fovea_per_joule": 0.9}  # fmt: skip
+    line = protocol.table_line(row, ["fovea", "fa3", "flex"], "S16384")
+    assert " ".join(line.split()) == "S16384 fovea 600/650 fa3 500/510 x1.20 fa3 1500 MHz 0.90/J"
