@@ -24,12 +24,12 @@ Launcher = Callable[..., Any]
 
 
 def check_toy_add(run: Launcher, device: torch.device) -> str:
-    """Check out = a + alpha * b on float32 vectors: sizes, streams, graphs, devices, errors, speed."""
+    """Check out = a + alpha * b: sizes, streams, graphs, devices, errors, speed."""
     for length in (1, 127, 128, 129, 1_000_003):
         a, b = torch.randn(2, length, device=device)
         out = torch.full_like(a, torch.nan)
         run(a, b, out, -0.75)
-        # The kernel rounds once; the double sum is rounded twice, so that they may differ by an ulp.
+        # The kernel rounds once, the double sum is rounded twice: they may differ by an ulp.
         expected = (a.double() - 0.75 * b.double()).float()
         torch.testing.assert_close(out, expected, rtol=1.2e-7, atol=0.0)
     _check_stream(run, device)

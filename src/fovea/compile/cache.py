@@ -11,6 +11,7 @@ disk does, `get_artifact` returns a right artifact or the compiler's error.
 """
 
 import contextlib
+import errno
 import logging
 import os
 import shutil
@@ -34,6 +35,8 @@ from fovea.errors import FoveaWarning, UnsupportedError
 
 # A compilation takes seconds; who waits longer for another process's lock compiles for itself.
 _LOCK_PATIENCE_SECONDS = 120.0
+# Another process may store and remove the same entry between two of our steps.
+_RENAME_ATTEMPTS = 50
 # What a crashed process left in staging/ is removed when it is this old.
 _STALE_SECONDS = 3600.0
 
@@ -120,7 +123,7 @@ class Cache:
                 return found
             with progress.compilation(f"{variant.name} for {target}", "first use, then cached"):
                 artifact = compiler(variant, target)
-        return self.store(artifact)
+            return self.store(artifact)
 
     def load(self, key: str) -> Artifact | None:
         """Return a whole artifact or None; a damaged entry is removed."""
@@ -161,7 +164,7 @@ class Cache:
         found: list[Entry] = []
         for directory in _listed(self.root / "v1"):
             try:
-                sizes = [f.stat().st_size for f in os.scandir(directory)]
+                sizes = [f.stat().st_size for f in directory.iterdir()]
                 used = (directory / RECORD).stat().st_mtime
             except OSError:
                 sizes, used = [], 0.0  # being removed, or half an entry: oldest of all
@@ -204,17 +207,18 @@ class Cache:
         return self.root / "staging" / f"{os.getpid()}-{uuid.uuid4().hex}"
 
     def _rename_into_place(self, staging: Path, directory: Path) -> None:
-        for _ in range(2):
+        for _ in range(_RENAME_ATTEMPTS):
             try:
                 os.rename(staging, directory)
                 return
-            except OSError:
-                if not directory.is_dir():
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
-                if self.load(directory.name) is not None:  # the same artifact, stored meanwhile
-                    shutil.rmtree(staging, ignore_errors=True)
-                    return
-        os.rename(staging, directory)
+            # The same artifact was stored meanwhile, or a damaged one is there, which load removes.
+            if self.load(directory.name) is not None:
+                shutil.rmtree(staging, ignore_errors=True)
+                return
+        raise OSError(errno.EBUSY, f"{directory} is stored and removed all the time")
 
     def _remove(self, directory: Path) -> None:
         # Renamed first: a reader sees a whole entry or none.
