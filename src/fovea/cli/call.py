@@ -1,7 +1,7 @@
 """A call of fovea.attention as the command line writes it.
 
-Lives here: `B1 H16 Hkv4 S8192 D128` and the options that several subcommands share, turned into
-tensors and keywords. What a keyword means and whether it is right is `problem.py`'s matter.
+Lives here: `B1 H16 Hkv4 S8192 D128 bf16` and the options that several subcommands share, turned
+into tensors and keywords. What a keyword means and whether it is right is `problem/`'s matter.
 Invariant: the words are those of the benchmark files, so a row there can be pasted here.
 """
 
@@ -26,7 +26,10 @@ DTYPES = {
     "fp32": torch.float32,
     "fp64": torch.float64,
 }
-WORDS = "B H Hkv S Skv D Dv, each followed by its number, such as B1 H16 Hkv4 S8192 D128"
+WORDS = (
+    "B H Hkv S Skv D Dv, each followed by its number, and a dtype: "
+    "B1 H16 Hkv4 S8192 D128 " + " | ".join(DTYPES)
+)
 
 _WORD = re.compile(r"(B|Hkv|H|Skv|S|Dv|D)(\d+)")
 
@@ -52,46 +55,72 @@ class Shape:
         words += [f"Dv{self.head_dim_v}"] if self.head_dim_v != self.head_dim else []
         return " ".join(words)
 
-    def make_inputs(
-        self, dtype: torch.dtype, device: torch.device, *, seed: int = 0
-    ) -> tuple[Tensor, Tensor, Tensor]:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A call of fovea.attention on random inputs.
+
+    Attributes:
+        keywords: those that the command line named, for fovea.attention as they are.
+    """
+
+    shape: Shape
+    dtype: torch.dtype
+    keywords: dict[str, Any]
+
+    @property
+    def has_mods(self) -> bool:
+        """Whether it asks for more than causal attention."""
+        return bool(set(self.keywords) - {"causal"})
+
+    def __str__(self) -> str:
+        names = [name for name, dtype in DTYPES.items() if dtype == self.dtype]
+        return " ".join([str(self.shape), *names, *self.keywords])
+
+    def make_inputs(self, device: torch.device, *, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Return random normal q, k and v, the same for the same seed.
 
         Shapes: (batch, seqlen_q, heads_q, head_dim), (batch, seqlen_kv, heads_kv, head_dim) and
         (batch, seqlen_kv, heads_kv, head_dim_v).
         """
         generator = torch.Generator(device=device).manual_seed(seed)
+        shape = self.shape
 
         def normal(seqlen: int, heads: int, head_dim: int) -> Tensor:
-            size = (self.batch, seqlen, heads, head_dim)
-            return torch.randn(size, generator=generator, device=device).to(dtype)
+            size = (shape.batch, seqlen, heads, head_dim)
+            return torch.randn(size, generator=generator, device=device).to(self.dtype)
 
         return (
-            normal(self.seqlen_q, self.heads_q, self.head_dim),
-            normal(self.seqlen_kv, self.heads_kv, self.head_dim),
-            normal(self.seqlen_kv, self.heads_kv, self.head_dim_v),
+            normal(shape.seqlen_q, shape.heads_q, shape.head_dim),
+            normal(shape.seqlen_kv, shape.heads_kv, shape.head_dim),
+            normal(shape.seqlen_kv, shape.heads_kv, shape.head_dim_v),
         )
 
 
-def parse_shape(words: Sequence[str], default: Shape) -> Shape:
-    """Return the shape that the words name; what they leave out comes from the default.
+def parse_words(words: Sequence[str], default: Shape) -> tuple[Shape, torch.dtype]:
+    """Return the shape and dtype that the words name; what they leave out comes from the default.
 
-    Hkv, Skv and Dv default to H, S and D where those are given.
+    Hkv, Skv and Dv default to H, S and D where those are given; the dtype to bf16.
 
     Raises:
         ValueError: a word is not of that form, or comes twice.
     """
     given: dict[str, int] = {}
+    dtypes = [word for word in words if word in DTYPES] or ["bf16"]
+    if len(dtypes) > 1:
+        raise ValueError(invalid("CALL", repr(" ".join(dtypes)), "one dtype", "name it once"))
     for word in words:
+        if word in DTYPES:
+            continue
         match = _WORD.fullmatch(word)
         if match is None or match[1] in given:
-            raise ValueError(invalid("SHAPE", repr(word), WORDS, "write each word once"))
+            raise ValueError(invalid("CALL", repr(word), WORDS, "write each word once"))
         given[match[1]] = int(match[2])
 
     def of_kv(word: str, word_q: str, default_kv: int) -> int:
         return given.get(word, given.get(word_q, default_kv))
 
-    return Shape(
+    shape = Shape(
         batch=given.get("B", default.batch),
         heads_q=given.get("H", default.heads_q),
         heads_kv=of_kv("Hkv", "H", default.heads_kv),
@@ -100,17 +129,7 @@ def parse_shape(words: Sequence[str], default: Shape) -> Shape:
         head_dim=given.get("D", default.head_dim),
         head_dim_v=of_kv("Dv", "D", default.head_dim_v),
     )
-
-
-def parse_dtype(name: str) -> torch.dtype:
-    """Return the dtype spelled as in the benchmark files.
-
-    Raises:
-        ValueError: no such name.
-    """
-    if name not in DTYPES:
-        raise ValueError(invalid("--dtype", repr(name), " | ".join(DTYPES), "name one of them"))
-    return DTYPES[name]
+    return shape, DTYPES[dtypes[0]]
 
 
 def parse_window(text: str | None) -> tuple[int | None, int | None] | None:

@@ -4,43 +4,50 @@ import pytest
 import torch
 
 from fovea import mods
-from fovea.cli.call import Shape, parse_dtype, parse_mod, parse_shape, parse_window
+from fovea.cli.call import Call, Shape, parse_mod, parse_window, parse_words
 
 DEFAULT = Shape(
     batch=1, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_kv=1024, head_dim=64, head_dim_v=64
 )
 
 
-def test_shape_words_name_every_size():
-    shape = parse_shape(["B2", "H12", "Hkv3", "S100", "Skv70", "D40", "Dv24"], DEFAULT)
-    q, k, v = shape.make_inputs(torch.float32, torch.device("cpu"))
+def test_words_name_every_size_and_the_dtype():
+    words = ["B2", "H12", "Hkv3", "S100", "Skv70", "D40", "Dv24", "fp32"]
+    shape, dtype = parse_words(words, DEFAULT)
+    call = Call(shape=shape, dtype=dtype, keywords={})
+    q, k, v = call.make_inputs(torch.device("cpu"))
+    assert {x.dtype for x in (q, k, v)} == {torch.float32}
+    assert str(call) == " ".join(words)
     assert (q.shape, k.shape, v.shape) == ((2, 100, 12, 40), (2, 70, 3, 40), (2, 70, 3, 24))
 
 
 def test_key_side_follows_the_query_side_unless_named():
-    shape = parse_shape(["H16", "S512", "D128"], DEFAULT)
+    shape, _ = parse_words(["H16", "S512", "D128"], DEFAULT)
     assert (shape.heads_kv, shape.seqlen_kv, shape.head_dim_v) == (16, 512, 128)
-    assert parse_shape([], DEFAULT) == DEFAULT
 
 
-def test_shape_prints_as_words_that_parse_back():
-    shape = parse_shape(["B2", "H12", "Hkv3", "S100", "Skv70", "D40", "Dv24"], DEFAULT)
-    assert str(shape) == "B2 H12 Hkv3 S100 Skv70 D40 Dv24"
-    assert parse_shape(str(shape).split(), DEFAULT) == shape
+def test_words_left_out_come_from_the_default_and_bf16():
+    assert parse_words([], DEFAULT) == (DEFAULT, torch.bfloat16)
 
 
 def test_inputs_with_the_same_seed_are_the_same():
+    call = Call(shape=DEFAULT, dtype=torch.bfloat16, keywords={})
     first, again, other = (
-        DEFAULT.make_inputs(torch.bfloat16, torch.device("cpu"), seed=seed)[0] for seed in (1, 1, 2)
+        call.make_inputs(torch.device("cpu"), seed=seed)[0] for seed in (1, 1, 2)
     )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
 
-@pytest.mark.parametrize("words", [["B"], ["X3"], ["S-4"], ["S4", "S5"], ["16"]])
-def test_shape_word_that_is_wrong_raises_with_the_forms(words):
-    with pytest.raises(ValueError, match=r"SHAPE=.*Hkv S Skv"):
-        parse_shape(words, DEFAULT)
+@pytest.mark.parametrize("words", [["B"], ["X3"], ["S-4"], ["S4", "S5"], ["16"], ["int8"]])
+def test_word_that_is_wrong_raises_with_the_forms(words):
+    with pytest.raises(ValueError, match=r"CALL=.*Hkv S Skv.* fp16"):
+        parse_words(words, DEFAULT)
+
+
+def test_two_dtypes_raise():
+    with pytest.raises(ValueError, match=r"CALL='bf16 fp16'"):
+        parse_words(["bf16", "fp16"], DEFAULT)
 
 
 @pytest.mark.parametrize(
@@ -54,12 +61,6 @@ def test_window_text_names_both_sides(text, window):
 def test_window_text_that_is_wrong_raises(text):
     with pytest.raises(ValueError, match=r"--window=.*LEFT,RIGHT"):
         parse_window(text)
-
-
-def test_dtype_that_is_unknown_raises_with_the_names():
-    assert parse_dtype("bf16") is torch.bfloat16
-    with pytest.raises(ValueError, match=r"bf16 \| fp16"):
-        parse_dtype("int8")
 
 
 def test_mod_of_the_library_is_called_with_its_arguments():

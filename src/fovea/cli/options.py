@@ -1,0 +1,60 @@
+"""The options that subcommands share, spelled once.
+
+Lives here: their typer declarations and `read_call`, which turns them into a `Call`. Invariant: an
+option that is not given leaves no keyword, so fovea.attention's own default holds.
+"""
+
+from typing import Annotated
+
+import typer
+
+from fovea.cli.call import WORDS, Call, Shape, parse_mod, parse_window, parse_words
+
+Words = Annotated[
+    list[str] | None, typer.Argument(metavar="[CALL]...", help=WORDS, show_default=False)
+]
+Causal = Annotated[bool, typer.Option("--causal", help="Bottom-right aligned causal mask.")]
+Window = Annotated[
+    str | None,
+    typer.Option(metavar="LEFT,RIGHT", help="Keys visible on each side; - is unlimited."),
+]
+Softcap = Annotated[float | None, typer.Option(help="Cap c of c * tanh(s / c).")]
+ScoreMod = Annotated[
+    str | None,
+    typer.Option(metavar="MOD", help="NAME(ARGUMENTS) of fovea.mods, or FILE.py:NAME."),
+]
+MaskMod = Annotated[
+    str | None,
+    typer.Option(metavar="MOD", help="NAME(ARGUMENTS) of fovea.mods, or FILE.py:NAME."),
+]
+Backend = Annotated[str | None, typer.Option(help="reference | cuda | emulator:sm90.")]
+
+DEFAULT = Shape(
+    batch=1, heads_q=16, heads_kv=16, seqlen_q=4096, seqlen_kv=4096, head_dim=128, head_dim_v=128
+)
+
+
+def read_call(
+    words: Words,
+    causal: Causal,
+    window: Window,
+    softcap: Softcap,
+    mods: tuple[str | None, str | None],
+    *,
+    default: Shape = DEFAULT,
+) -> Call:
+    """Return the call that a subcommand's options describe.
+
+    Raises:
+        ValueError: a word or an option that cannot be read.
+    """
+    shape, dtype = parse_words(words or [], default)
+    named = {
+        "causal": causal or None,
+        "window": parse_window(window),
+        "softcap": softcap,
+        "score_mod": parse_mod("--score-mod", mods[0]),
+        "mask_mod": parse_mod("--mask-mod", mods[1]),
+    }
+    keywords = {name: value for name, value in named.items() if value is not None}
+    return Call(shape=shape, dtype=dtype, keywords=keywords)

@@ -1,0 +1,56 @@
+"""The same attention call, computed by torch.
+
+Lives here: torch's scaled-dot-product attention and flex_attention on tensors in fovea's layout.
+Invariant: a peer computes exactly what the fovea call computes, or there is no such peer (`None`),
+never something near it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+Mod = Callable[..., Any]
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> Callable[[], Tensor] | None:
+    """Return a call of torch's scaled_dot_product_attention, or None where its causal differs.
+
+    torch aligns `is_causal` with the upper left corner, fovea with the lower right one: the same
+    for square problems only.
+    """
+    if causal and q.shape[1] != k.shape[1]:
+        return None
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    grouped = q.shape[1] != k.shape[1]
+
+    def call() -> Tensor:
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+        return out.transpose(1, 2)
+
+    return call
+
+
+def flex(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    score_mod: Mod | None = None,
+    block_mask: BlockMask | None = None,
+    compiled: bool,
+) -> Callable[[], Tensor]:
+    """Return a call of torch's flex_attention; uncompiled it is dense, in memory and in work."""
+    function: Callable[..., Any] = torch.compile(flex_attention) if compiled else flex_attention
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    grouped = q.shape[1] != k.shape[1]
+
+    def call() -> Tensor:
+        with torch.no_grad():
+            out = function(q, k, v, score_mod=score_mod, block_mask=block_mask, enable_gqa=grouped)
+        return out.transpose(1, 2)
+
+    return call
