@@ -1,0 +1,99 @@
+"""Which KV tiles a query tile visits, in which order: a contiguous range or block lists.
+
+Lives here: the walk shared by the load and compute roles. Not here: position limits inside a tile
+(`masking.py`). Invariant: `kv_tile(walk, i)` is a pure function, so both roles agree.
+"""
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+
+from fovea.kernels.device.masking import Band, tile_span
+from fovea.kernels.device.scheduler import Tile
+
+
+class BlockListTensors(NamedTuple):
+    """torch's BlockMask lists, expanded to (batch, heads, q_blocks[, kv_blocks]) by the host."""
+
+    mCount: cute.Tensor
+    mIndices: cute.Tensor
+    mFullCount: cute.Tensor | None
+    mFullIndices: cute.Tensor | None
+    block_q: cutlass.Int32
+    tiles_per_block: cutlass.Int32  # KV tiles per KV block
+
+
+class Walk(NamedTuple):
+    """The KV tiles of one query tile.
+
+    A range is walked from its last tile down, so that the tiles cut by the diagonal come first. Of
+    block lists the partial blocks come first, then the full ones.
+    """
+
+    visits: cutlass.Int32
+    range_end: cutlass.Int32
+    plain_begin: cutlass.Int32  # tiles in [plain_begin, plain_end) lie inside the band
+    plain_end: cutlass.Int32
+    partial_visits: cutlass.Int32
+    tile: Tile
+    q_block: cutlass.Int32
+
+
+@cute.jit
+def make_walk(
+    tile: Tile, band: Band, lists: BlockListTensors | None, plan: cutlass.Constexpr
+) -> Walk:
+    """Return the walk of a query tile."""
+    row_begin = tile.m_idx * plan.tile_m
+    span = tile_span(row_begin, row_begin + plan.tile_m, band, plan.tile_n, plan.features)
+    visits = span.end - span.begin
+    partial_visits = cutlass.Int32(0)
+    q_block = cutlass.Int32(0)
+    if cutlass.const_expr(plan.features.block_lists):
+        q_block = row_begin // lists.block_q
+        partial_visits = lists.mCount[tile.batch, tile.head, q_block] * lists.tiles_per_block
+        visits = partial_visits
+        if cutlass.const_expr(plan.features.full_lists):
+            full = lists.mFullCount[tile.batch, tile.head, q_block]
+            visits = visits + full * lists.tiles_per_block
+    return Walk(
+        visits=visits,
+        range_end=span.end,
+        plain_begin=span.plain_begin,
+        plain_end=span.plain_end,
+        partial_visits=partial_visits,
+        tile=tile,
+        q_block=q_block,
+    )
+
+
+@cute.jit
+def kv_tile(
+    walk: Walk,
+    visit: cutlass.Int32,
+    lists: BlockListTensors | None,
+    plan: cutlass.Constexpr,
+) -> cutlass.Int32:
+    """Return the KV tile of the visit-th step of a walk."""
+    n_idx = walk.range_end - 1 - visit
+    if cutlass.const_expr(plan.features.block_lists):
+        entry = visit // lists.tiles_per_block
+        in_block = visit - entry * lists.tiles_per_block
+        tile = walk.tile
+        block = cutlass.Int32(0)
+        if cutlass.const_expr(plan.features.full_lists):
+            if visit < walk.partial_visits:
+                block = lists.mIndices[tile.batch, tile.head, walk.q_block, entry]
+            else:
+                full_entry = entry - walk.partial_visits // lists.tiles_per_block
+                block = lists.mFullIndices[tile.batch, tile.head, walk.q_block, full_entry]
+        else:
+            block = lists.mIndices[tile.batch, tile.head, walk.q_block, entry]
+        n_idx = block * lists.tiles_per_block + in_block
+    return n_idx
+
+
+def needs_band(walk: Walk, n_idx: cutlass.Int32) -> cutlass.Boolean:
+    """Return whether a tile holds a position outside the band or the lengths."""
+    return (n_idx < walk.plain_begin) | (n_idx >= walk.plain_end)

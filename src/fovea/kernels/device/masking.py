@@ -1,0 +1,104 @@
+"""Masking of score fragments by position: diagonal, window and lengths.
+
+Lives here: the limits of a row and their application to registers. Not here: user masks
+(`mods.py`) and which tiles need masking (`tiling/bounds.py`). Invariant: a row's visible columns by
+position form one interval, so two compares per register are all there is.
+"""
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cutlass_dsl import select_
+
+from fovea.kernels.device.softmax import columns_per_thread, register_idx
+from fovea.plan.features import ForwardFeatures
+
+
+class Band(NamedTuple):
+    """The visible band: `q + offset - left <= kv <= q + offset + right`, and the lengths.
+
+    A side that the variant does not limit is never read.
+    """
+
+    offset: cutlass.Int32
+    left: cutlass.Int32
+    right: cutlass.Int32
+    seqlen_q: cutlass.Int32
+    seqlen_kv: cutlass.Int32
+
+
+class TileSpan(NamedTuple):
+    """KV tiles `begin <= n < end` of one query tile; tiles outside [`plain_begin`, `plain_end`)
+    hold a masked position."""
+
+    begin: cutlass.Int32
+    end: cutlass.Int32
+    plain_begin: cutlass.Int32
+    plain_end: cutlass.Int32
+
+
+def column_of_register(column: int) -> int:
+    """Return the tile column of a thread's column-th value, less 2 * (lane % 4)."""
+    return 8 * (column // 2) + column % 2
+
+
+@cute.jit
+def tile_span(
+    row_begin: cutlass.Int32,
+    row_end: cutlass.Int32,
+    band: Band,
+    tile_n: cutlass.Constexpr,
+    features: cutlass.Constexpr,
+) -> TileSpan:
+    """Return the KV tiles that query rows [row_begin, row_end) visit.
+
+    The twin of `tiling.bounds.kv_range`. Divisions act on numbers >= 0.
+    """
+    row_end = cutlass.min(row_end, band.seqlen_q)
+    end_key = band.seqlen_kv
+    plain_end_key = band.seqlen_kv
+    if cutlass.const_expr(features.limit_right):
+        end_key = cutlass.min(end_key, row_end + band.offset + band.right)
+        plain_end_key = cutlass.min(plain_end_key, row_begin + band.offset + band.right + 1)
+    end = (cutlass.max(end_key, 0) + (tile_n - 1)) // tile_n
+    plain_end = cutlass.max(plain_end_key, 0) // tile_n
+    begin = cutlass.Int32(0)
+    plain_begin = cutlass.Int32(0)
+    if cutlass.const_expr(features.limit_left):
+        begin = cutlass.max(row_begin + band.offset - band.left, 0) // tile_n
+        first_plain_key = cutlass.max(row_end - 1 + band.offset - band.left, 0)
+        plain_begin = (first_plain_key + (tile_n - 1)) // tile_n
+    return TileSpan(
+        begin=cutlass.min(begin, end), end=end, plain_begin=plain_begin, plain_end=plain_end
+    )
+
+
+def mask_row(
+    acc: cute.Tensor,
+    row: int,
+    q_idx: cutlass.Int32,
+    first_column: cutlass.Int32,
+    band: Band,
+    features: ForwardFeatures,
+) -> None:
+    """Set a row's registers outside the band to -inf.
+
+    `first_column` is the key of this thread's first register. The limits are made relative to it
+    once, so that each register is compared with a constant.
+    """
+    end_key = band.seqlen_kv
+    if features.limit_right:
+        end_key = cutlass.min(end_key, q_idx + band.offset + band.right + 1)
+    end = end_key - first_column
+    begin = cutlass.Int32(0)
+    if features.limit_left:
+        begin = q_idx + band.offset - band.left - first_column
+    minus_inf = cutlass.Float32(-cutlass.Float32.inf)
+    for column in range(columns_per_thread(acc)):
+        idx = register_idx(row, column)
+        position = column_of_register(column)
+        hidden = end <= position
+        if features.limit_left:
+            hidden = hidden | (begin > position)
+        acc[idx] = select_(hidden, minus_inf, acc[idx])

@@ -1,0 +1,219 @@
+"""Device operations of mod graphs, by node name.
+
+Lives here: `OPERATIONS`, one DSL function per node of `fovea.mods.graph`. Not here: the walk over a
+graph (`mods.py`). Invariant: each agrees with `fovea/mods/evaluate.py` on every input, integer
+division with Python's sign included.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cutlass_dsl import select_
+
+from fovea.mods.graph import Node
+
+Value = Any  # a DSL scalar or a Python number
+
+_TYPES: dict[str, Any] = {
+    "b1": cutlass.Boolean,
+    "u8": cutlass.Int32,
+    "i8": cutlass.Int32,
+    "i16": cutlass.Int32,
+    "i32": cutlass.Int32,
+    "i64": cutlass.Int64,
+    "f16": cutlass.Float32,
+    "bf16": cutlass.Float32,
+    "f32": cutlass.Float32,
+    "f64": cutlass.Float32,
+}
+
+
+def cast(value: Value, dtype: str) -> Value:
+    """Return a value in the register type of a node's dtype.
+
+    Small integers compute as 32-bit, all floats as fp32: mods in a kernel never use more.
+    """
+    kind = _TYPES[dtype]
+    if isinstance(value, (bool, int, float)):
+        return kind(value)
+    if isinstance(value, kind):
+        return value
+    if kind is cutlass.Boolean:
+        return value != 0
+    if isinstance(value, cutlass.Boolean):
+        return select_(value, kind(1), kind(0))
+    return value.to(kind)
+
+
+def _is_integer(node: Node) -> bool:
+    return node.dtype in ("u8", "i8", "i16", "i32", "i64")
+
+
+def _typed(function: Callable[..., Value]) -> Callable[..., Value]:
+    """Return an operation whose operands are cast to the node's dtype first."""
+
+    def operation(node: Node, *operands: Value) -> Value:
+        return function(*(cast(operand, node.dtype) for operand in operands))
+
+    return operation
+
+
+def _float(function: Callable[..., Value]) -> Callable[..., Value]:
+    """Return an operation on fp32 operands."""
+
+    def operation(node: Node, *operands: Value) -> Value:
+        return function(*(cast(operand, "f32") for operand in operands))
+
+    return operation
+
+
+def _compared(function: Callable[[Value, Value], Value]) -> Callable[..., Value]:
+    """Return a comparison of two operands in their common type."""
+
+    def operation(node: Node, a: Value, b: Value) -> Value:
+        common = _common(a, b)
+        return function(cast(a, common), cast(b, common))
+
+    return operation
+
+
+def _common(a: Value, b: Value) -> str:
+    kinds = (cutlass.Float32, cutlass.Int64, cutlass.Int32)
+    for kind, name in zip(kinds, ("f32", "i64", "i32"), strict=True):
+        if isinstance(a, kind) or isinstance(b, kind):
+            return name
+    return "i32"  # two booleans compare as integers
+
+
+def _floordiv(node: Node, a: Value, b: Value) -> Value:
+    if not _is_integer(node):
+        a, b = cast(a, "f32"), cast(b, "f32")
+        return cute.math.floor(a / b)
+    return _divide_floor(cast(a, node.dtype), cast(b, node.dtype))[0]
+
+
+def _mod(node: Node, a: Value, b: Value) -> Value:
+    if not _is_integer(node):
+        a, b = cast(a, "f32"), cast(b, "f32")
+        return a - cute.math.floor(a / b) * b
+    return _divide_floor(cast(a, node.dtype), cast(b, node.dtype))[1]
+
+
+def _divide_floor(a: Value, b: Value) -> tuple[Value, Value]:
+    """Return quotient rounded down and the remainder with b's sign."""
+    kind = type(a)
+    quotient = a // b
+    remainder = a - quotient * b
+    # Correct whichever rounding the DSL's `//` has: the remainder must have b's sign or be 0.
+    wrong = (remainder != kind(0)) & ((remainder < kind(0)) != (b < kind(0)))
+    return (
+        select_(wrong, quotient - kind(1), quotient),
+        select_(wrong, remainder + b, remainder),
+    )
+
+
+def _minimum(node: Node, a: Value, b: Value) -> Value:
+    a, b = cast(a, node.dtype), cast(b, node.dtype)
+    if _is_integer(node):
+        return cutlass.min(a, b)
+    return cute.arch.fmin(a, b, nan=True)
+
+
+def _maximum(node: Node, a: Value, b: Value) -> Value:
+    a, b = cast(a, node.dtype), cast(b, node.dtype)
+    if _is_integer(node):
+        return cutlass.max(a, b)
+    return cute.arch.fmax(a, b, nan=True)
+
+
+def _abs(node: Node, a: Value) -> Value:
+    a = cast(a, node.dtype)
+    if _is_integer(node):
+        return cutlass.max(a, type(a)(0) - a)
+    return cute.math.absf(a)
+
+
+def _where(node: Node, condition: Value, a: Value, b: Value) -> Value:
+    return select_(cast(condition, "b1"), cast(a, node.dtype), cast(b, node.dtype))
+
+
+def _not(node: Node, a: Value) -> Value:
+    if node.dtype == "b1":
+        return cast(a, "b1") ^ cutlass.Boolean(True)
+    a = cast(a, node.dtype)
+    return type(a)(-1) ^ a
+
+
+def _neg(node: Node, a: Value) -> Value:
+    a = cast(a, node.dtype)
+    return type(a)(0) - a if _is_integer(node) else -a
+
+
+def _sign(node: Node, a: Value) -> Value:
+    a = cast(a, node.dtype)
+    kind = type(a)
+    positive = select_(a > kind(0), kind(1), kind(0))
+    return select_(a < kind(0), kind(-1), positive)
+
+
+def _sigmoid(a: Value) -> Value:
+    return cute.arch.rcp_approx(cute.math.exp2(a * -1.4426950408889634, fastmath=True) + 1.0)
+
+
+def _rounding(function: Callable[[Value], Value]) -> Callable[..., Value]:
+    def operation(node: Node, a: Value) -> Value:
+        return cast(a, node.dtype) if _is_integer(node) else function(cast(a, "f32"))
+
+    return operation
+
+
+OPERATIONS: dict[str, Callable[..., Value]] = {
+    "add": _typed(lambda a, b: a + b),
+    "sub": _typed(lambda a, b: a - b),
+    "mul": _typed(lambda a, b: a * b),
+    "div": _float(lambda a, b: a / b),
+    "floordiv": _floordiv,
+    "mod": _mod,
+    "neg": _neg,
+    "abs": _abs,
+    "minimum": _minimum,
+    "maximum": _maximum,
+    "pow": _float(cute.math.pow),
+    "floor": _rounding(cute.math.floor),
+    "ceil": _rounding(cute.math.ceil),
+    "trunc": _rounding(cute.math.trunc),
+    "round": _rounding(cute.math.roundeven),
+    "sign": _sign,
+    "exp": _float(cute.math.exp),
+    "exp2": _float(cute.math.exp2),
+    "expm1": _float(cute.math.expm1),
+    "log": _float(cute.math.log),
+    "log2": _float(cute.math.log2),
+    "log1p": _float(cute.math.log1p),
+    "sqrt": _float(cute.math.sqrt),
+    "rsqrt": _float(cute.math.rsqrt),
+    "sin": _float(cute.math.sin),
+    "cos": _float(cute.math.cos),
+    "tan": _float(cute.math.tan),
+    "tanh": _float(cute.math.tanh),
+    "atan": _float(cute.math.atan),
+    "atan2": _float(cute.math.atan2),
+    "erf": _float(cute.math.erf),
+    "sigmoid": _float(_sigmoid),
+    "eq": _compared(lambda a, b: a == b),
+    "ne": _compared(lambda a, b: a != b),
+    "lt": _compared(lambda a, b: a < b),
+    "le": _compared(lambda a, b: a <= b),
+    "gt": _compared(lambda a, b: a > b),
+    "ge": _compared(lambda a, b: a >= b),
+    "and": _typed(lambda a, b: a & b),
+    "or": _typed(lambda a, b: a | b),
+    "xor": _typed(lambda a, b: a ^ b),
+    "not": _not,
+    "shl": _typed(lambda a, b: a << b),
+    "shr": _typed(lambda a, b: a >> b),
+    "where": _where,
+    "cast": lambda node, a: cast(a, node.dtype),
+}

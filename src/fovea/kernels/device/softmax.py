@@ -1,0 +1,87 @@
+"""Online softmax on register fragments: maximum, exponential, row sums and rescaling.
+
+Lives here: the arithmetic of one KV tile on the rows that one thread holds. Not here: what makes a
+score (`masking.py`, `mods.py`), when the accumulator is rescaled (a role's decision). The same
+formulas in plain torch are in `reference/numerics.py`. Invariant: P, the row sum and O of a row
+always refer to the same reference value.
+
+A wgmma accumulator of m64nN gives each thread two rows, `row` and `row + 8`, and of each row the
+columns `8 j + 2 (lane % 4) + {0, 1}`; register `4 j + 2 r + c` holds row half r, column parity c.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cutlass_dsl import select_
+
+LOG2_E = 1.4426950408889634
+LN_2 = 0.6931471805599453
+ROWS_PER_THREAD = 2
+
+
+def register_idx(row: int, column: int) -> int:
+    """Return the accumulator register of the column-th value of a row of this thread."""
+    return 4 * (column // 2) + 2 * row + column % 2
+
+
+def columns_per_thread(acc: cute.Tensor) -> int:
+    """Return how many values of each row a thread holds."""
+    return cute.size(acc) // ROWS_PER_THREAD
+
+
+def row_maximum(acc: cute.Tensor, row: int, start: cutlass.Float32) -> cutlass.Float32:
+    """Return the maximum of `start` and a row, over the four lanes that share the row.
+
+    Four chains, since one chain of dependent maxima would wait for each result.
+    """
+    chains = [start]
+    for column in range(columns_per_thread(acc)):
+        value = acc[register_idx(row, column)]
+        if len(chains) < 4:
+            chains.append(value)
+        else:
+            chains[column % 4] = cute.arch.fmax(chains[column % 4], value)
+    result = chains[0]
+    for chain in chains[1:]:
+        result = cute.arch.fmax(result, chain)
+    result = cute.arch.fmax(result, cute.arch.shuffle_sync_bfly(result, offset=1))
+    return cute.arch.fmax(result, cute.arch.shuffle_sync_bfly(result, offset=2))
+
+
+def finite_reference(maximum: cutlass.Float32) -> cutlass.Float32:
+    """Return the exponent's reference of a row: its maximum, or 0 while it has seen no key.
+
+    -inf - -inf would be NaN; with 0 every masked score still becomes exp2(-inf) = 0.
+    """
+    return select_(maximum == -cutlass.Float32.inf, cutlass.Float32(0.0), maximum)
+
+
+def exponentiate_row(
+    acc: cute.Tensor, row: int, scale_log2: cutlass.Float32, reference_log2: cutlass.Float32
+) -> cutlass.Float32:
+    """Replace a row's scores by exp2(score * scale_log2 - reference_log2); return their sum.
+
+    The sum covers this thread's columns only; lanes are added up once, at the end.
+    """
+    sums = []
+    for column in range(columns_per_thread(acc)):
+        idx = register_idx(row, column)
+        p = cute.math.exp2(acc[idx] * scale_log2 - reference_log2, fastmath=True)
+        acc[idx] = p
+        if len(sums) < 2:
+            sums.append(p)
+        else:
+            sums[column % 2] = sums[column % 2] + p
+    return sums[0] + sums[1]
+
+
+def scale_row(acc: cute.Tensor, row: int, factor: cutlass.Float32) -> None:
+    """Multiply a row of an accumulator."""
+    for column in range(columns_per_thread(acc)):
+        idx = register_idx(row, column)
+        acc[idx] = acc[idx] * factor
+
+
+def add_lanes(value: cutlass.Float32) -> cutlass.Float32:
+    """Return the sum over the four lanes that share a row."""
+    value = value + cute.arch.shuffle_sync_bfly(value, offset=1)
+    return value + cute.arch.shuffle_sync_bfly(value, offset=2)

@@ -1,0 +1,61 @@
+"""Bundles that the roles of the forward kernel share.
+
+Lives here: the run-time arguments of a problem, the TMA views and the shared-memory tiles, each as
+one value. Not here: anything that computes. Invariant: a bundle holds DSL values only; compile-time
+facts are in the plan.
+"""
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+
+from fovea.kernels.device.kv_walk import BlockListTensors
+from fovea.kernels.device.masking import Band
+from fovea.kernels.device.pipeline import Ring
+from fovea.kernels.device.scheduler import TileOrder
+
+
+class Problem(NamedTuple):
+    """What every role knows of the call."""
+
+    order: TileOrder
+    band: Band
+    group_size: cutlass.Int32
+    block_lists: BlockListTensors | None
+
+
+class TmaLoads(NamedTuple):
+    """TMA atoms and coordinate tensors: Q and K (seqlen, head_dim, head, batch), V transposed."""
+
+    atom_q: cute.CopyAtom
+    mQ: cute.Tensor
+    atom_k: cute.CopyAtom
+    mK: cute.Tensor
+    atom_v: cute.CopyAtom
+    mV: cute.Tensor
+
+
+class Outputs(NamedTuple):
+    """Where results go: O through TMA, lse and max_score (batch, heads, seqlen_q) directly."""
+
+    atom_o: cute.CopyAtom
+    mO: cute.Tensor
+    mLSE: cute.Tensor
+    mMaxScore: cute.Tensor | None
+    mSink: cute.Tensor | None
+
+
+class SharedTiles(NamedTuple):
+    """Shared memory of the CTA: tiles with their stages last, and the rings that guard them.
+
+    sO aliases sQ: a warpgroup's Q is dead once its last product with it is done.
+    """
+
+    sQ: cute.Tensor
+    sK: cute.Tensor
+    sV: cute.Tensor
+    sO: cute.Tensor
+    q: Ring
+    k: Ring
+    v: Ring

@@ -1,0 +1,308 @@
+"""The compute role: scores, online softmax and output of 64 query rows per warpgroup.
+
+Lives here: the main loop and its overlap. Each step issues S = Q K^T of the next KV tile, then
+O += P V of the previous one, and works on S while that second product runs (FlashAttention-3's
+intra-warpgroup overlap, arXiv 2407.08608 section 3.2); with several warpgroups a turnstile lets one
+multiply while another exponentiates (section 3.1). Not here: the softmax's arithmetic
+(`device/softmax.py`), the way out (`epilogue.py`). Invariant: P, row_sum and O refer to row_max.
+"""
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.nvgpu import warpgroup
+
+from fovea.kernels.device.kv_walk import Walk, kv_tile, make_walk, needs_band
+from fovea.kernels.device.ptx import pack_pair
+from fovea.kernels.device.pipeline import release, stage_of, wait_full
+from fovea.kernels.device.scheduler import decode_tile, num_tiles
+from fovea.kernels.device.mods import ModTable
+from fovea.kernels.device.score import (
+    Scalars,
+    ScoreContext,
+    apply_score,
+    exponent_scale,
+    make_score_context,
+)
+from fovea.kernels.device.softmax import (
+    ROWS_PER_THREAD,
+    exponentiate_row,
+    finite_reference,
+    row_maximum,
+    scale_row,
+)
+from fovea.kernels.sm90.forward import epilogue
+from fovea.kernels.sm90.forward.arguments import Outputs, Problem, SharedTiles
+from fovea.kernels.sm90.wgmma import issue, output_mma, scores_mma
+from fovea.plan.roles import WARPGROUP_THREADS
+from fovea.plan.sm90 import WARPGROUP_ROWS
+
+_TURNSTILE_BARRIER = 1  # named barriers 1..num_consumers; 0 is the CTA's own
+
+
+class Products(NamedTuple):
+    """The two products of one warpgroup with their operands and accumulators in registers."""
+
+    scores: cute.TiledMma
+    output: cute.TiledMma
+    tSrQ: cute.Tensor
+    tSrK: cute.Tensor
+    tOrV: cute.Tensor
+    tOrP: cute.Tensor
+    acc_s: cute.Tensor
+    acc_o: cute.Tensor
+
+
+class RowState(NamedTuple):
+    """What the online softmax keeps per row of a thread, in registers (mutable fragments)."""
+
+    row_max: cute.Tensor
+    row_sum: cute.Tensor
+
+
+class StepContext(NamedTuple):
+    """What stays the same over the KV tiles of one query tile."""
+
+    score: ScoreContext
+    state: RowState
+    products: Products
+    shared: SharedTiles
+
+
+@cute.jit
+def run(
+    plan: cutlass.Constexpr,
+    problem: Problem,
+    scalars: Scalars,
+    mods: ModTable,
+    outputs: Outputs,
+    shared: SharedTiles,
+):
+    """Compute every tile that this CTA works on.
+
+    Run by all consumer warpgroups, each on 64 rows. Waits on: q_full, k_full, v_full, its turn.
+    Signals: k_empty, v_empty, the next warpgroup's turn, q_empty (in the epilogue).
+    """
+    thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
+    consumer = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP_THREADS) - 1
+    products = _make_products(plan, shared, thread, consumer)
+    state = RowState(
+        row_max=cute.make_rmem_tensor(ROWS_PER_THREAD, cutlass.Float32),
+        row_sum=cute.make_rmem_tensor(ROWS_PER_THREAD, cutlass.Float32),
+    )
+    if cutlass.const_expr(plan.is_pingpong):
+        if consumer == plan.num_consumers - 1:
+            _pass_turn(plan, consumer)
+
+    q_use = cutlass.Int32(0) + consumer
+    kv_use = cutlass.Int32(0)
+    total = num_tiles(problem.order)
+    grid, _, _ = cute.arch.grid_dim()
+    tile_number, _, _ = cute.arch.block_idx()
+    while tile_number < total:
+        tile = decode_tile(tile_number, problem.order)
+        walk = make_walk(tile, problem.band, problem.block_lists, plan)
+        first_row = tile.m_idx * plan.tile_m + consumer * WARPGROUP_ROWS
+        state.row_max.fill(-cutlass.Float32.inf)
+        state.row_sum.fill(0.0)
+        products.acc_o.fill(0.0)
+        context = StepContext(
+            score=make_score_context(first_row, thread, tile, problem.band, scalars, mods),
+            state=state,
+            products=products,
+            shared=shared,
+        )
+        wait_full(shared.q, q_use, plan.q_edge)
+        if walk.visits > 0:
+            _first_step(plan, context, walk, problem, kv_use)
+            for visit in cutlass.range(1, walk.visits, unroll=1):
+                n_idx = kv_tile(walk, visit, problem.block_lists, plan)
+                _masked_or_plain_step(plan, context, walk, visit, n_idx, kv_use, consumer)
+                kv_use += 1
+            _last_product(plan, context, kv_use)
+            kv_use += 1
+        epilogue.run(plan, outputs, scalars, shared, products, state, tile)
+        q_use += plan.num_consumers
+        tile_number += grid
+
+
+@cute.jit
+def _make_products(
+    plan: cutlass.Constexpr, shared: SharedTiles, thread: cutlass.Int32, consumer: cutlass.Int32
+) -> Products:
+    """Return the products' operand views and fresh register fragments."""
+    scores = scores_mma(plan)
+    output = output_mma(plan)
+    scores_thread = scores.get_slice(thread)
+    output_thread = output.get_slice(thread)
+    sQ = shared.sQ[None, None, consumer]
+    acc_s_shape = scores_thread.partition_shape_C((WARPGROUP_ROWS, plan.tile_n))
+    acc_o_shape = output_thread.partition_shape_C((WARPGROUP_ROWS, plan.head_dim_v))
+    p_shape = output_thread.partition_shape_A((WARPGROUP_ROWS, plan.tile_n))
+    return Products(
+        scores=scores,
+        output=output,
+        tSrQ=scores_thread.make_fragment_A(scores_thread.partition_A(sQ)),
+        tSrK=scores_thread.make_fragment_B(scores_thread.partition_B(shared.sK)),
+        tOrV=output_thread.make_fragment_B(output_thread.partition_B(shared.sV)),
+        tOrP=cute.make_rmem_tensor(p_shape, shared.sV.element_type),
+        acc_s=cute.make_rmem_tensor(acc_s_shape, cutlass.Float32),
+        acc_o=cute.make_rmem_tensor(acc_o_shape, cutlass.Float32),
+    )
+
+
+@cute.jit
+def _first_step(
+    plan: cutlass.Constexpr,
+    context: StepContext,
+    walk: Walk,
+    problem: Problem,
+    kv_use: cutlass.Int32,
+):
+    """Do the first KV tile: S and its softmax, with no product to overlap yet."""
+    _issue_scores(plan, context, kv_use)
+    warpgroup.wait_group(0)
+    release(context.shared.k, kv_use, plan.k_edge)
+    n_idx = kv_tile(walk, cutlass.Int32(0), problem.block_lists, plan)
+    # Always masked: only this tile and those cut by the band need it, and the test costs a branch.
+    is_partial = cutlass.Boolean(True)
+    if cutlass.const_expr(plan.features.full_lists):
+        is_partial = walk.partial_visits > 0
+    apply_score(plan, context.products.acc_s, context.score, n_idx, is_partial, masked=True)
+    _softmax(plan, context)
+    _store_p(context.products)
+
+
+@cute.jit
+def _masked_or_plain_step(
+    plan: cutlass.Constexpr,
+    context: StepContext,
+    walk: Walk,
+    visit: cutlass.Int32,
+    n_idx: cutlass.Int32,
+    kv_use: cutlass.Int32,
+    consumer: cutlass.Int32,
+):
+    """Do one step, with masking code only where the tile needs it.
+
+    Whole steps are chosen between, not masks inside one step: a branch while a product is in flight
+    would make the compiler wait for it.
+    """
+    features = plan.features
+    if cutlass.const_expr(features.block_lists):
+        is_partial = visit < walk.partial_visits
+        if is_partial | needs_band(walk, n_idx):
+            _step(plan, context, is_partial, n_idx, kv_use, consumer, True)
+        else:
+            _step(plan, context, is_partial, n_idx, kv_use, consumer, False)
+    elif cutlass.const_expr(features.limit_left or features.limit_right):
+        if needs_band(walk, n_idx):
+            _step(plan, context, cutlass.Boolean(False), n_idx, kv_use, consumer, True)
+        else:
+            _step(plan, context, cutlass.Boolean(False), n_idx, kv_use, consumer, False)
+    else:
+        # Only the tile at the end of the keys is cut, and the first step had that.
+        _step(plan, context, cutlass.Boolean(False), n_idx, kv_use, consumer, False)
+
+
+@cute.jit
+def _step(
+    plan: cutlass.Constexpr,
+    context: StepContext,
+    is_partial: cutlass.Boolean,
+    n_idx: cutlass.Int32,
+    kv_use: cutlass.Int32,
+    consumer: cutlass.Int32,
+    masked: cutlass.Constexpr,
+):
+    """Do S of this tile and O += P V of the previous one, softmax while the second runs."""
+    shared = context.shared
+    products = context.products
+    wait_full(shared.k, kv_use + 1, plan.k_edge)
+    if cutlass.const_expr(plan.is_pingpong):
+        _wait_turn(consumer)
+    _issue_scores_ready(plan, context, kv_use + 1)
+    wait_full(shared.v, kv_use, plan.v_edge)
+    _issue_output(plan, context, kv_use)
+    if cutlass.const_expr(plan.is_pingpong):
+        _pass_turn(plan, consumer)
+    warpgroup.wait_group(1)
+    release(shared.k, kv_use + 1, plan.k_edge)
+    apply_score(plan, products.acc_s, context.score, n_idx, is_partial, masked=masked)
+    factors = _softmax(plan, context)
+    warpgroup.wait_group(0)
+    release(shared.v, kv_use, plan.v_edge)
+    _store_p(products)
+    for row in cutlass.range_constexpr(ROWS_PER_THREAD):
+        scale_row(products.acc_o, row, factors[row])
+
+
+@cute.jit
+def _last_product(plan: cutlass.Constexpr, context: StepContext, kv_use: cutlass.Int32):
+    """Add the last tile's P V."""
+    wait_full(context.shared.v, kv_use, plan.v_edge)
+    _issue_output(plan, context, kv_use)
+    warpgroup.wait_group(0)
+    release(context.shared.v, kv_use, plan.v_edge)
+
+
+def _issue_scores(plan, context: StepContext, kv_use: cutlass.Int32) -> None:
+    wait_full(context.shared.k, kv_use, plan.k_edge)
+    _issue_scores_ready(plan, context, kv_use)
+
+
+def _issue_scores_ready(plan, context: StepContext, kv_use: cutlass.Int32) -> None:
+    products = context.products
+    k_stage = products.tSrK[None, None, None, stage_of(kv_use, plan.k_edge)]
+    issue(scores_mma(plan), products.acc_s, products.tSrQ, k_stage, accumulate=False)
+
+
+def _issue_output(plan, context: StepContext, kv_use: cutlass.Int32) -> None:
+    products = context.products
+    v_stage = products.tOrV[None, None, None, stage_of(kv_use, plan.v_edge)]
+    issue(output_mma(plan), products.acc_o, products.tOrP, v_stage, accumulate=True)
+
+
+def _softmax(plan, context: StepContext) -> list[cutlass.Float32]:
+    """Turn S into P in place, update the row state; return the factors O must be scaled by."""
+    state = context.state
+    acc_s = context.products.acc_s
+    scale_log2 = exponent_scale(plan, context.score.scalars)
+    factors = []
+    for row in range(ROWS_PER_THREAD):
+        old_max = state.row_max[row]
+        new_max = row_maximum(acc_s, row, old_max)
+        reference = finite_reference(new_max) * scale_log2
+        factor = cute.math.exp2(old_max * scale_log2 - reference, fastmath=True)
+        row_sum = exponentiate_row(acc_s, row, scale_log2, reference)
+        state.row_max[row] = new_max
+        state.row_sum[row] = state.row_sum[row] * factor + row_sum
+        factors.append(factor)
+    return factors
+
+
+def _store_p(products: Products) -> None:
+    """Round P into the A operand of the second product; both hold a row's values in one order."""
+    pairs = cute.make_tensor(
+        cute.recast_ptr(products.tOrP.iterator, dtype=cutlass.Int32),
+        cute.make_layout(cute.size(products.tOrP) // 2),
+    )
+    acc_s = products.acc_s
+    for pair in range(cute.size(acc_s) // 2):
+        pairs[pair] = pack_pair(acc_s[2 * pair], acc_s[2 * pair + 1], products.tOrP.element_type)
+
+
+def _wait_turn(consumer: cutlass.Int32) -> None:
+    """Wait until the warpgroup before this one has issued its products."""
+    cute.arch.barrier(
+        barrier_id=_TURNSTILE_BARRIER + consumer, number_of_threads=2 * WARPGROUP_THREADS
+    )
+
+
+def _pass_turn(plan, consumer: cutlass.Int32) -> None:
+    """Let the next warpgroup issue its products."""
+    cute.arch.barrier_arrive(
+        barrier_id=_TURNSTILE_BARRIER + (consumer + 1) % plan.num_consumers,
+        number_of_threads=2 * WARPGROUP_THREADS,
+    )

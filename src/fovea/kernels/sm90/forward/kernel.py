@@ -1,0 +1,184 @@
+"""The Hopper forward kernel: shared memory, barriers and roles, all from the plan.
+
+Lives here: the host entry, the kernel and nothing that computes. Not here: the roles (`load.py`,
+`compute.py`) and the plan (`plan/sm90.py`). Source: the algorithm is FlashAttention-3's
+(arXiv 2407.08608): warp-specialised TMA loads, ping-pong of consumer warpgroups, overlap of softmax
+with the second product inside one.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.utils as utils
+from cutlass.cute.nvgpu import cpasync
+
+from fovea.kernels.device.kv_walk import BlockListTensors
+from fovea.kernels.device.masking import Band
+from fovea.kernels.device.pipeline import init_ring, make_ring
+from fovea.kernels.device.scheduler import TileOrder
+from fovea.kernels.device.mods import ModTable, make_mod_table
+from fovea.kernels.device.score import Scalars
+from fovea.kernels.sm90.forward import compute, load
+from fovea.kernels.sm90.forward.arguments import Outputs, Problem, SharedTiles, TmaLoads
+from fovea.kernels.sm90.wgmma import element_type, row_major_layout, transposed_layout
+from fovea.plan.roles import WARPGROUP_THREADS
+from fovea.plan.sm90 import SHARED_ALIGNMENT, WARPGROUP_ROWS, ForwardPlan
+
+
+class Layouts(NamedTuple):
+    """Shared-memory layouts of the tiles, stages last."""
+
+    q: cute.ComposedLayout
+    k: cute.ComposedLayout
+    v: cute.ComposedLayout
+    o: cute.ComposedLayout
+
+
+def make_layouts(plan: ForwardPlan) -> Layouts:
+    """Return the shared-memory layouts that a plan asks for."""
+    dtype = element_type(plan)
+    consumers = plan.num_consumers
+    return Layouts(
+        q=row_major_layout(dtype, WARPGROUP_ROWS, plan.head_dim, consumers),
+        k=row_major_layout(dtype, plan.tile_n, plan.head_dim, plan.kv_stages),
+        v=transposed_layout(dtype, plan.head_dim_v, plan.tile_n, plan.kv_stages),
+        o=row_major_layout(dtype, WARPGROUP_ROWS, plan.head_dim_v, consumers),
+    )
+
+
+def _modes(tensor: cute.Tensor, order: tuple[int, ...]) -> cute.Tensor:
+    """Return a view of a (batch, seqlen, heads, head_dim) tensor with its modes reordered."""
+    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=list(order)))
+
+
+_ROW_MAJOR_MODES = (1, 3, 2, 0)  # (seqlen, head_dim, head, batch)
+_TRANSPOSED_MODES = (3, 1, 2, 0)  # (head_dim, seqlen, head, batch)
+
+
+class ForwardKernel:
+    """The forward kernel of one plan."""
+
+    def __init__(self, plan: ForwardPlan) -> None:
+        self.plan = plan
+
+    @cute.jit
+    def __call__(
+        self,
+        mQ: cute.Tensor,
+        mK: cute.Tensor,
+        mV: cute.Tensor,
+        mO: cute.Tensor,
+        mLSE: cute.Tensor,
+        mMaxScore: cute.Tensor | None,
+        mSink: cute.Tensor | None,
+        lists: tuple | None,
+        scalars: tuple,
+        integers: tuple,
+        captures: tuple | None,
+        mod_scalars: tuple | None,
+        stream: Any,
+    ):
+        """Launch the kernel; every shape, stride and number is a run-time value."""
+        plan = self.plan
+        layouts = make_layouts(plan)
+        load_op = cpasync.CopyBulkTensorTileG2SOp()
+        store_op = cpasync.CopyBulkTensorTileS2GOp()
+        q_box = (WARPGROUP_ROWS, plan.head_dim)
+        k_box = (plan.tile_n, plan.head_dim)
+        v_box = (plan.head_dim_v, plan.tile_n)
+        o_box = (WARPGROUP_ROWS, plan.head_dim_v)
+        stage = (None, None, 0)
+        atom_q, tma_q = cpasync.make_tiled_tma_atom(
+            load_op, _modes(mQ, _ROW_MAJOR_MODES), cute.slice_(layouts.q, stage), q_box
+        )
+        atom_k, tma_k = cpasync.make_tiled_tma_atom(
+            load_op, _modes(mK, _ROW_MAJOR_MODES), cute.slice_(layouts.k, stage), k_box
+        )
+        atom_v, tma_v = cpasync.make_tiled_tma_atom(
+            load_op, _modes(mV, _TRANSPOSED_MODES), cute.slice_(layouts.v, stage), v_box
+        )
+        atom_o, tma_o = cpasync.make_tiled_tma_atom(
+            store_op, _modes(mO, _ROW_MAJOR_MODES), cute.slice_(layouts.o, stage), o_box
+        )
+        batch, seqlen_q, heads, _ = mQ.shape
+        offset, left, right, section_heads, num_ctas = integers
+        order = TileOrder(
+            num_m_tiles=cute.ceil_div(seqlen_q, plan.tile_m),
+            heads=heads,
+            head_rows=heads * batch,
+            section_heads=section_heads,
+        )
+        problem = Problem(
+            order=order,
+            band=Band(offset, left, right, seqlen_q, mK.shape[1]),
+            group_size=heads // mK.shape[2],
+            block_lists=BlockListTensors(*lists) if plan.features.block_lists else None,
+        )
+        self.kernel(
+            problem,
+            Scalars(*scalars),
+            make_mod_table(plan.features, captures, mod_scalars),
+            TmaLoads(atom_q, tma_q, atom_k, tma_k, atom_v, tma_v),
+            Outputs(atom_o, tma_o, mLSE, mMaxScore, mSink),
+        ).launch(
+            grid=(cutlass.min(order.num_m_tiles * order.head_rows, num_ctas), 1, 1),
+            block=(plan.threads, 1, 1),
+            stream=stream,
+            min_blocks_per_mp=1,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        problem: Problem,
+        scalars: Scalars,
+        mods: ModTable,
+        tma: TmaLoads,
+        outputs: Outputs,
+    ):
+        """Allocate from the plan, initialise the barriers, run the roles."""
+        plan = self.plan
+        shared, barriers = self._allocate()
+        warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        if warp_idx == 0:
+            cpasync.prefetch_descriptor(tma.atom_q)
+            cpasync.prefetch_descriptor(tma.atom_k)
+            cpasync.prefetch_descriptor(tma.atom_v)
+            cpasync.prefetch_descriptor(outputs.atom_o)
+            with cute.arch.elect_one():
+                init_ring(shared.q, plan.q_edge)
+                init_ring(shared.k, plan.k_edge)
+                init_ring(shared.v, plan.v_edge)
+        # The copy engine must see the initialised barriers too, not only this CTA's threads.
+        cute.arch.mbarrier_init_fence()
+        cute.arch.sync_threads()
+
+        load_role, compute_role = plan.roles
+        if warp_idx < load_role.threads // 32:
+            cute.arch.setmaxregister_decrease(load_role.registers)
+            if warp_idx == 0:
+                load.run(plan, problem, tma, shared)
+        else:
+            cute.arch.setmaxregister_increase(compute_role.registers)
+            compute.run(plan, problem, scalars, mods, outputs, shared)
+
+    def _allocate(self) -> tuple[SharedTiles, cute.Pointer]:
+        """Return the shared-memory tiles and the barrier array, at the plan's places."""
+        plan = self.plan
+        dtype = element_type(plan)
+        layouts = make_layouts(plan)
+        smem = utils.SmemAllocator()
+        barriers = smem.allocate_array(cutlass.Int64, plan.num_barriers)
+
+        def tile(layout: cute.ComposedLayout) -> cute.Tensor:
+            return smem.allocate_tensor(dtype, layout.outer, SHARED_ALIGNMENT, layout.inner)
+
+        sQ, sK, sV = tile(layouts.q), tile(layouts.k), tile(layouts.v)
+        sO = cute.make_tensor(sQ.iterator, layouts.o.outer)
+        rings = []
+        offset = 0
+        for edge in plan.edges:
+            rings.append(make_ring(barriers, offset, edge))
+            offset += edge.num_barriers
+        return SharedTiles(sQ, sK, sV, sO, *rings), barriers

@@ -1,0 +1,167 @@
+"""The load role: one thread fills Q, K and V through the copy engine.
+
+Lives here: the order of loads. Not here: the barriers' arithmetic (`device/pipeline.py`) and which
+KV tiles a query tile visits (`device/kv_walk.py`). Invariant: it visits the same tiles in the same
+order as the compute role, so stages and phases agree without any message.
+"""
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.nvgpu import cpasync
+
+from fovea.kernels.device.kv_walk import Walk, kv_tile, make_walk
+from fovea.kernels.device.pipeline import expect_bytes, stage_of, wait_empty
+from fovea.kernels.device.scheduler import Tile, decode_tile, num_tiles
+from fovea.kernels.sm90.forward.arguments import Problem, SharedTiles, TmaLoads
+
+
+class _TileViews(NamedTuple):
+    """TMA partitions of one query tile: (smem, gmem) of Q, K and V."""
+
+    tQsQ: cute.Tensor
+    tQgQ: cute.Tensor
+    tKsK: cute.Tensor
+    tKgK: cute.Tensor
+    tVsV: cute.Tensor
+    tVgV: cute.Tensor
+
+
+@cute.jit
+def run(plan: cutlass.Constexpr, problem: Problem, tma: TmaLoads, shared: SharedTiles):
+    """Load every tile that this CTA works on.
+
+    Run by one warp. Waits on: q_empty, k_empty, v_empty. Signals: q_full, k_full, v_full (through
+    the copy engine). Owns: sQ, sK, sV while a stage is empty.
+    """
+    q_use = cutlass.Int32(0)
+    kv_use = cutlass.Int32(0)
+    total = num_tiles(problem.order)
+    grid, _, _ = cute.arch.grid_dim()
+    tile_number, _, _ = cute.arch.block_idx()
+    while tile_number < total:
+        tile = decode_tile(tile_number, problem.order)
+        walk = make_walk(tile, problem.band, problem.block_lists, plan)
+        views = _views(plan, problem, tma, shared, tile)
+        # Q comes even where no key is visible: its memory stages that tile's zeros on their way out.
+        if walk.visits > 0:
+            n_idx = kv_tile(walk, cutlass.Int32(0), problem.block_lists, plan)
+            # Q and the first K before the first V: the first product needs those two.
+            _load_q(plan, tma, shared, views, q_use)
+            _load_k(plan, tma, shared, views, kv_use, n_idx)
+            for visit in cutlass.range(1, walk.visits, unroll=1):
+                next_idx = kv_tile(walk, visit, problem.block_lists, plan)
+                _load_k(plan, tma, shared, views, kv_use + 1, next_idx)
+                _load_v(plan, tma, shared, views, kv_use, n_idx)
+                n_idx = next_idx
+                kv_use += 1
+            _load_v(plan, tma, shared, views, kv_use, n_idx)
+            kv_use += 1
+        else:
+            _load_q(plan, tma, shared, views, q_use)
+        q_use += plan.num_consumers
+        tile_number += grid
+
+
+@cute.jit
+def _views(
+    plan: cutlass.Constexpr, problem: Problem, tma: TmaLoads, shared: SharedTiles, tile: Tile
+) -> _TileViews:
+    """Return the TMA partitions of a query tile; KV heads are shared by groups of query heads."""
+    kv_head = tile.head // problem.group_size
+    gQ = cute.local_tile(
+        tma.mQ[None, None, tile.head, tile.batch],
+        (plan.tile_m // plan.num_consumers, plan.head_dim),
+        (None, 0),
+    )
+    gQ = cute.domain_offset((0, 0, tile.m_idx * plan.num_consumers), gQ)
+    gK = cute.local_tile(
+        tma.mK[None, None, kv_head, tile.batch], (plan.tile_n, plan.head_dim), (None, 0)
+    )
+    gV = cute.local_tile(
+        tma.mV[None, None, kv_head, tile.batch], (plan.head_dim_v, plan.tile_n), (0, None)
+    )
+    tQsQ, tQgQ = _partition(tma.atom_q, shared.sQ, gQ)
+    tKsK, tKgK = _partition(tma.atom_k, shared.sK, gK)
+    tVsV, tVgV = _partition(tma.atom_v, shared.sV, gV)
+    return _TileViews(tQsQ, tQgQ, tKsK, tKgK, tVsV, tVgV)
+
+
+def _partition(
+    atom: cute.CopyAtom, smem: cute.Tensor, gmem: cute.Tensor
+) -> tuple[cute.Tensor, cute.Tensor]:
+    """Return (smem, gmem) views with the box in mode 0 and the stage or tile in mode 1."""
+    return cpasync.tma_partition(
+        atom,
+        0,
+        cute.make_layout(1),
+        cute.group_modes(smem, 0, 2),
+        cute.group_modes(gmem, 0, 2),
+    )
+
+
+@cute.jit
+def _load_q(
+    plan: cutlass.Constexpr,
+    tma: TmaLoads,
+    shared: SharedTiles,
+    views: _TileViews,
+    q_use: cutlass.Int32,
+):
+    """Load Q of every consumer; each waits only for the consumer that had the memory before."""
+    for consumer in cutlass.range_constexpr(plan.num_consumers):
+        use = q_use + consumer
+        wait_empty(shared.q, use, plan.q_edge)
+        with cute.arch.elect_one():
+            expect_bytes(shared.q, use, plan.q_edge)
+        cute.copy(
+            tma.atom_q,
+            views.tQgQ[None, consumer],
+            views.tQsQ[None, consumer],
+            tma_bar_ptr=shared.q.full + consumer,
+        )
+
+
+@cute.jit
+def _load_k(
+    plan: cutlass.Constexpr,
+    tma: TmaLoads,
+    shared: SharedTiles,
+    views: _TileViews,
+    use: cutlass.Int32,
+    n_idx: cutlass.Int32,
+):
+    """Load one K tile into the stage of its use."""
+    wait_empty(shared.k, use, plan.k_edge)
+    with cute.arch.elect_one():
+        expect_bytes(shared.k, use, plan.k_edge)
+    stage = stage_of(use, plan.k_edge)
+    cute.copy(
+        tma.atom_k,
+        views.tKgK[None, n_idx],
+        views.tKsK[None, stage],
+        tma_bar_ptr=shared.k.full + stage,
+    )
+
+
+@cute.jit
+def _load_v(
+    plan: cutlass.Constexpr,
+    tma: TmaLoads,
+    shared: SharedTiles,
+    views: _TileViews,
+    use: cutlass.Int32,
+    n_idx: cutlass.Int32,
+):
+    """Load one V tile into the stage of its use."""
+    wait_empty(shared.v, use, plan.v_edge)
+    with cute.arch.elect_one():
+        expect_bytes(shared.v, use, plan.v_edge)
+    stage = stage_of(use, plan.v_edge)
+    cute.copy(
+        tma.atom_v,
+        views.tVgV[None, n_idx],
+        views.tVsV[None, stage],
+        tma_bar_ptr=shared.v.full + stage,
+    )

@@ -1,0 +1,68 @@
+"""What an attention variant does, as compile-time facts; lengths and scalars are never among them.
+
+Lives here: the `ForwardFeatures` value that a plan carries into code generation, and its canonical
+text. Not here: which features an architecture has (`plan/select.py`), tile shapes (`plan/sm90.py`).
+Invariant: two calls with equal features (and dtype and head dimensions) run the same kernel.
+"""
+
+from dataclasses import dataclass
+
+from fovea.mods.graph import Graph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardFeatures:
+    """Compile-time features of a forward kernel.
+
+    The diagonal's offset and the window's widths are run-time arguments, so both causal alignments
+    and every window share the two flags `limit_left` and `limit_right`.
+    """
+
+    limit_left: bool = False
+    limit_right: bool = False
+    softcap: bool = False
+    explicit_scale: bool = False  # the scale may be <= 0, so it cannot be folded behind the maximum
+    sink: bool = False
+    max_score: bool = False
+    score_mod: Graph | None = None
+    mask_mod: Graph | None = None
+    block_lists: bool = False
+    full_lists: bool = False
+    block_mask_mod: Graph | None = None
+
+    def __post_init__(self) -> None:
+        """Check that the features fit together."""
+        assert self.block_lists or not (self.full_lists or self.block_mask_mod)
+
+    @property
+    def modifies_score(self) -> bool:
+        """True where the kernel needs the scaled score itself, not only its exponential."""
+        return self.softcap or self.explicit_scale or self.score_mod is not None
+
+    @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """The mod graphs in the order their captures and scalars reach the kernel."""
+        candidates = (self.score_mod, self.mask_mod, self.block_mask_mod)
+        return tuple(graph for graph in candidates if graph is not None)
+
+    def key_text(self) -> str:
+        """Return the canonical text of these features, part of the artifact's key."""
+        flags = [name for name in _FLAGS if getattr(self, name)]
+        graphs = [
+            f"{name}={graph.text()}"
+            for name in ("score_mod", "mask_mod", "block_mask_mod")
+            if (graph := getattr(self, name)) is not None
+        ]
+        return " ".join(["features:", *flags, *graphs])
+
+
+_FLAGS = (
+    "limit_left",
+    "limit_right",
+    "softcap",
+    "explicit_scale",
+    "sink",
+    "max_score",
+    "block_lists",
+    "full_lists",
+)

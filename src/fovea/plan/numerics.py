@@ -1,0 +1,23 @@
+"""Numeric constants that kernels, their device twins and the reference share.
+
+Lives here: constants alone, each with its source. Not here: the formulas that use them
+(`reference/numerics.py`) and their device twins (`kernels/device/`). Invariant: no other module
+spells one of these numbers.
+"""
+
+LOG2_E = 1.4426950408889634  # float64 nearest to 1 / ln 2
+LN_2 = 0.6931471805599453  # float64 nearest
+
+# How far, in log2 units, a row's maximum may rise above the reference of its exponentials before
+# O and the row sum are rescaled. 0 = the reference is the running maximum of all tiles so far.
+RESCALE_THRESHOLD_LOG2 = 0.0
+
+# Software exp2 of a fraction f in [0, 1): 1 + c1 f + c2 f^2 + c3 f^3, minimax in relative error
+# with the constant term fixed to 1, float32. Derived by scripts/derive_exp2_polynomial.py.
+EXP2_COEFFICIENTS = (0.6951167583465576, 0.22764500975608826, 0.0770670473575592)
+EXP2_RELATIVE_ERROR = 8.56e-5  # largest on [0, 1), in exact arithmetic
+EXP2_LOWEST = -127.0  # arguments are clamped here, where the float32 exponent field reaches 0
+
+# KV columns of one step of the online softmax in the reference, unless a caller asks for another
+# kernel's tile: the tile of most sm_90a plans, and torch's default block of a BlockMask.
+REFERENCE_TILE_N = 128

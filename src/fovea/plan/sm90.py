@@ -1,0 +1,159 @@
+"""Plans for Hopper (sm_90a): tile shapes, shared memory, roles and registers of each kernel.
+
+Lives here: `ForwardPlan` and the table of tile shapes. Not here: which plan a call gets
+(`plan/select.py`), and any device code. Invariant: a plan that exists fits one SM; the kernel reads
+every size from it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fovea.plan.features import ForwardFeatures
+from fovea.plan.pipeline import BARRIER_BYTES, Edge
+from fovea.plan.roles import Role, check_roles
+
+SHARED_BYTES_PER_CTA = 232448  # 227 KiB, the opt-in limit of compute capability 9.0
+SHARED_ALIGNMENT = 1024  # a 128-byte swizzle atom spans 8 rows of 128 bytes
+WARPGROUP_ROWS = 64  # rows of one wgmma
+WARPS_PER_WARPGROUP = 4
+ELEMENT_BYTES = 2
+
+# Registers per thread of (producer, consumers) by number of consumer warpgroups. The sum must fit
+# 64K registers; the producer's TMA loop needs few.
+_REGISTERS = {1: (56, 256), 2: (24, 240), 3: (32, 160)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardPlan:
+    """A forward kernel for sm_90a as data.
+
+    Each consumer warpgroup owns 64 query rows of the CTA's tile and reads every K and V stage; a
+    producer warp fills Q, K and V through the copy engine.
+    """
+
+    dtype: Literal["bfloat16", "float16"]
+    tile_m: int
+    tile_n: int
+    head_dim: int  # columns of the Q and K tiles, the tensors' own head_dim rounded up
+    head_dim_v: int
+    kv_stages: int
+    features: ForwardFeatures = field(default_factory=ForwardFeatures)
+
+    def __post_init__(self) -> None:
+        """Check that the plan fits the machine."""
+        assert self.tile_m % WARPGROUP_ROWS == 0, self.tile_m
+        assert self.tile_n % 16 == 0 and self.tile_n <= 256, self.tile_n
+        assert self.head_dim % 16 == 0 and self.head_dim_v % 16 == 0
+        # The output tile is staged where Q was.
+        assert self.head_dim_v <= self.head_dim, (self.head_dim, self.head_dim_v)
+        assert self.shared_bytes <= SHARED_BYTES_PER_CTA, self.shared_bytes
+        check_roles(self.roles)
+
+    @property
+    def num_consumers(self) -> int:
+        """Consumer warpgroups."""
+        return self.tile_m // WARPGROUP_ROWS
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The producer warpgroup first, then the consumers."""
+        producer, consumer = _REGISTERS[self.num_consumers]
+        return (
+            Role(name="load", first_warpgroup=0, num_warpgroups=1, registers=producer),
+            Role(
+                name="compute",
+                first_warpgroup=1,
+                num_warpgroups=self.num_consumers,
+                registers=consumer,
+            ),
+        )
+
+    @property
+    def threads(self) -> int:
+        """Threads of the CTA."""
+        return sum(role.threads for role in self.roles)
+
+    @property
+    def q_edge(self) -> Edge:
+        """Q of one consumer warpgroup; the same shared memory stages O on its way out."""
+        return Edge(
+            name="q",
+            stages=self.num_consumers,
+            consumer_warps=1,  # the warp that stored O frees the memory for the next tile
+            stage_bytes=WARPGROUP_ROWS * self.head_dim * ELEMENT_BYTES,
+        )
+
+    @property
+    def k_edge(self) -> Edge:
+        """K tiles, read by every consumer."""
+        return self._kv_edge("k", self.head_dim)
+
+    @property
+    def v_edge(self) -> Edge:
+        """V tiles, read by every consumer."""
+        return self._kv_edge("v", self.head_dim_v)
+
+    def _kv_edge(self, name: str, columns: int) -> Edge:
+        return Edge(
+            name=name,
+            stages=self.kv_stages,
+            consumer_warps=self.num_consumers * WARPS_PER_WARPGROUP,
+            stage_bytes=self.tile_n * columns * ELEMENT_BYTES,
+        )
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        """All pipeline edges, in the order of their barriers in shared memory."""
+        return (self.q_edge, self.k_edge, self.v_edge)
+
+    @property
+    def num_barriers(self) -> int:
+        """mbarriers of the kernel."""
+        return sum(edge.num_barriers for edge in self.edges)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of the CTA: the barriers' region, then Q, K and V, each aligned."""
+        barriers = -(-self.num_barriers * BARRIER_BYTES // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
+        return barriers + sum(edge.stages * edge.stage_bytes for edge in self.edges)
+
+    @property
+    def is_pingpong(self) -> bool:
+        """True where consumers take turns: one multiplies while another exponentiates."""
+        return self.num_consumers > 1
+
+    @property
+    def name(self) -> str:
+        """Kernel name, also in profiles."""
+        kind = "bf16" if self.dtype == "bfloat16" else "f16"
+        return (
+            f"fovea_sm90_forward_{kind}_d{self.head_dim}x{self.head_dim_v}"
+            f"_m{self.tile_m}n{self.tile_n}"
+        )
+
+    def key_text(self) -> str:
+        """Return the canonical text of plan and features."""
+        return (
+            f"sm90 forward {self.dtype} tile {self.tile_m}x{self.tile_n} head_dim {self.head_dim} "
+            f"head_dim_v {self.head_dim_v} kv_stages {self.kv_stages}\n{self.features.key_text()}"
+        )
+
+
+def forward_tile(head_dim: int, features: ForwardFeatures) -> tuple[int, int, int]:
+    """Return (tile_m, tile_n, kv_stages) of a head dimension already rounded up.
+
+    Block lists want tiles that divide 128, torch's default block. Wider KV tiles read Q and cross
+    the softmax less often per key, so they win wherever nothing is masked; a diagonal wastes half
+    of each tile that it crosses, so masked variants take narrower ones.
+    """
+    is_masked = features.limit_left or features.limit_right or features.mask_mod is not None
+    needs_score = features.modifies_score
+    if features.block_lists:
+        return {64: (128, 128, 3), 128: (128, 128, 2), 256: (128, 64, 2)}[head_dim]
+    if head_dim == 64:
+        return 192, 128, 2
+    if head_dim == 128:
+        return (128, 128, 2) if is_masked or needs_score else (128, 176, 2)
+    if head_dim == 256:
+        return (128, 64, 2) if is_masked or needs_score else (128, 80, 2)
+    raise AssertionError(head_dim)
