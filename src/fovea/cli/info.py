@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 
@@ -140,7 +141,8 @@ def _gpus() -> list[Gpu]:
         return []
     gpus: list[Gpu] = []
     for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
+        # torch declares no type for them.
+        properties = cast(Any, torch.cuda).get_device_properties(index)
         arch = arch_of(torch.device("cuda", index))
         gpus.append(
             Gpu(

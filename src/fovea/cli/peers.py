@@ -6,7 +6,7 @@ never something near it.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -44,7 +44,8 @@ def flex(
     compiled: bool,
 ) -> Callable[[], Tensor]:
     """Return a call of torch's flex_attention; uncompiled it is dense, in memory and in work."""
-    function: Callable[..., Any] = torch.compile(flex_attention) if compiled else flex_attention
+    # torch declares only a partial type for the options of compile.
+    function: Mod = cast(Any, torch).compile(flex_attention) if compiled else flex_attention
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     grouped = q.shape[1] != k.shape[1]
 
