@@ -29,7 +29,8 @@ class KernelResources:
         registers: per thread at launch (a kernel may move them between warps later).
         stack_bytes: per thread; more than 0 means arrays in memory or spills.
         local_bytes: per thread, besides the stack.
-        shared_bytes: static shared memory per block; dynamic memory is named at launch.
+        shared_bytes: static shared memory per block, alignment of the dynamic part included, as
+            cuobjdump counts; the dynamic part itself is named at launch.
         threads: threads per block that the kernel demands, or 0 where it does not say.
     """
 

@@ -124,7 +124,8 @@ def _read(data: bytes) -> ElfFile:
         if kind not in (0, SHT_NOBITS) and len(body) != size:
             raise ElfError(f"ELF file of {len(data)} bytes ends inside a section")
         contents.append(body)
-    names = contents[names_index]
+    # What `linker` writes has no section table.
+    names = contents[names_index] if contents else b""
     sections = tuple(
         Section(
             index=i,
