@@ -109,7 +109,7 @@ def read_elf(data: bytes) -> ElfFile:
 
 
 def _read(data: bytes) -> ElfFile:
-    header = _HEADER.unpack_from(data)
+    header: tuple[int, ...] = _HEADER.unpack_from(data)
     elf_type, machine, table, count, names_index = (
         header[1],
         header[2],
@@ -125,7 +125,7 @@ def _read(data: bytes) -> ElfFile:
             raise ElfError(f"ELF file of {len(data)} bytes ends inside a section")
         contents.append(body)
     # What `linker` writes has no section table.
-    names = contents[names_index] if contents else b""
+    names: bytes = contents[names_index] if contents else b""
     sections = tuple(
         Section(
             index=i,
