@@ -1,9 +1,9 @@
 """Derive the coefficients of fovea's software exp2 and print them with their error.
 
-`2**f` on [0, 1) is approximated by `1 + c1 f + c2 f^2 + ... + cn f^n`; the constant term is 1 so that
-`exp2(0) == 1` exactly (the largest P of a row). The coefficients minimise the largest relative error:
-a Remez exchange in float64, then the rounding to float32 is refined by a search over neighbours.
-`src/fovea/plan/numerics.py` holds the result; a test runs this file again and compares.
+`2**f` on [0, 1) is approximated by `1 + c1 f + c2 f^2 + ... + cn f^n`; the constant term is 1 so
+that `exp2(0) == 1` exactly (the largest P of a row). The coefficients minimise the largest relative
+error: a Remez exchange in float64, then the rounding to float32 is refined by a search over
+neighbours. `src/fovea/plan/numerics.py` holds the result; a test runs this file again and compares.
 
     python scripts/derive_exp2_polynomial.py [degree]
 """

@@ -1,0 +1,103 @@
+"""The one definition of fovea's softmax arithmetic: exponentials, the reference rule, roundings.
+
+Lives here: the formulas whose constants are in `plan/numerics.py` and whose device twins are in
+`kernels/device/`. Not here: loops over tiles (`tiled_forward.py`, `tiled_backward.py`). Invariant:
+P, the row sum and O of a row are always relative to the same reference, so O / row sum and lse do
+not depend on which reference that was.
+"""
+
+import torch
+from torch import Tensor
+
+from fovea.plan.numerics import (
+    EXP2_COEFFICIENTS,
+    EXP2_LOWEST,
+    LN_2,
+    LOG2_E,
+    RESCALE_THRESHOLD_LOG2,
+)
+
+FLOAT32_EXPONENT_BIAS = 127
+FLOAT32_MANTISSA_BITS = 23
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of scores, row sums, accumulators and lse for inputs of `dtype`."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def round_operand(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return x rounded to the inputs' dtype, in the dtype it came in.
+
+    The tensor cores take P and dS in the inputs' 16 bits. Nothing changes for fp32 and fp64.
+    """
+    if dtype == x.dtype or dtype.itemsize >= x.element_size():
+        return x
+    return x.to(dtype).to(x.dtype)
+
+
+def finite_reference(maximum: Tensor) -> Tensor:
+    """Return the maximum, or 0 for a row that has seen nothing, so that -inf - (-inf) never is."""
+    return maximum.masked_fill(maximum == -torch.inf, 0.0)
+
+
+def updated_reference(
+    reference: Tensor, tile_maximum: Tensor, threshold_log2: float = RESCALE_THRESHOLD_LOG2
+) -> Tensor:
+    """Return the reference that a row's exponentials use from this tile on.
+
+    The new maximum, or the old reference while the maximum has not risen more than the threshold
+    above it. NaN scores make the reference NaN, which keeps the row NaN to the end.
+
+    Units:
+        reference and maximum: natural; -inf where nothing was seen yet.
+    """
+    maximum = torch.maximum(reference, tile_maximum)
+    if threshold_log2 == 0.0:
+        return maximum
+    # inf - inf and -inf - (-inf) give NaN here and so take the maximum.
+    keeps = (maximum - reference) * LOG2_E <= threshold_log2
+    return torch.where(keeps, reference, maximum)
+
+
+def exp_relative_(scores: Tensor, reference: Tensor) -> Tensor:
+    """Return exp(scores - reference), overwriting scores; reference must not be -inf.
+
+    The difference is taken before it is scaled to log2 units: near the reference it is exact, as
+    in the kernels' fused multiply-add, so huge scores cost P no precision.
+
+    Units:
+        natural in, the exponential is taken as exp2.
+    """
+    return scores.sub_(reference).mul_(LOG2_E).exp2_()
+
+
+def exp_relative(scores: Tensor, reference: Tensor) -> Tensor:
+    """Return exp(scores - reference) as a new tensor; reference must not be -inf."""
+    return torch.exp2((scores - reference) * LOG2_E)
+
+
+def log_sum(reference: Tensor, row_sum: Tensor) -> Tensor:
+    """Return the natural log of `row_sum` exponentials relative to `reference`."""
+    return reference + torch.log2(row_sum) * LN_2
+
+
+def exp2_polynomial(x: Tensor) -> Tensor:
+    """Return 2**x by the kernels' polynomial, for fp32 x; at or below -127 the result is 0.
+
+    Floor and fraction split x, a polynomial of degree 3 gives 2**fraction, and the floor goes into
+    the exponent field. +inf and NaN are not inputs: a row's reference keeps x finite and small.
+
+    Raises:
+        TypeError: x is not float32, whose bit layout this is.
+    """
+    if x.dtype != torch.float32:
+        raise TypeError(f"exp2_polynomial takes float32 (got {x.dtype}); use torch.exp2 instead.")
+    x = x.clamp(min=EXP2_LOWEST)
+    whole = torch.floor(x)
+    fraction = x - whole
+    c1, c2, c3 = EXP2_COEFFICIENTS
+    mantissa = ((c3 * fraction + c2) * fraction + c1) * fraction + 1.0
+    exponent_field = whole.to(torch.int32) + FLOAT32_EXPONENT_BIAS
+    power = torch.bitwise_left_shift(exponent_field, FLOAT32_MANTISSA_BITS).view(torch.float32)
+    return mantissa * power
