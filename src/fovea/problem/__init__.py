@@ -1,7 +1,7 @@
 """One validated attention call: the value, and the only place where user arguments are checked.
 
-Invariant: a problem that exists is valid, apart from tensor *contents*, which `check_contents` looks
-at under FOVEA_CHECK=1 alone.
+Invariant: a problem that exists is valid, apart from tensor *contents*, which `check_contents`
+looks at under FOVEA_CHECK=1 alone.
 """
 
 from fovea.problem.build import Request, VarlenRequest, make_dense, make_varlen

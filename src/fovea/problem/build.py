@@ -1,8 +1,8 @@
 """Building of an `AttentionProblem` from what the user passed.
 
 Lives here: the order of checks for dense and for packed calls. Not here: the checks themselves
-(`checks.py`), tensor contents (`contents.py`). Invariant: each fact is checked once, here; the layers
-below assert nothing about it again.
+(`checks.py`), tensor contents (`contents.py`). Invariant: each fact is checked once, here; the
+layers below assert nothing about it again.
 """
 
 from typing import Any, NamedTuple, cast
@@ -159,6 +159,7 @@ def _finish(
         window=checks.normal_window(request.window),
         softcap=softcap,
         scale=scale,
+        has_default_scale=request.scale is None,
         score_mod=None if score_mod is None else checks.trace_score(score_mod, q),
         mask_mod=None if mask_mod is None else checks.trace_mask("mask_mod", mask_mod, q),
         block_lists=block_lists,

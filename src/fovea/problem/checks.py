@@ -1,7 +1,7 @@
 """Checks and normal forms of single user arguments.
 
-Lives here: one function an argument, each raising an error that names argument, value, allowed values
-and way out. Not here: which arguments a call has (`build.py`), tensor contents (`contents.py`).
+Lives here: one function an argument, each raising an error that names argument, value, allowed
+values and way out. Not here: which arguments a call has (`build.py`), contents (`contents.py`).
 Invariant: no check reads a device, and none turns a symbolic size or float into a constant.
 """
 

@@ -88,7 +88,8 @@ def _check_maximum(side: str, lengths: Tensor, maximum: int) -> None:
 
 
 def _check_paged(problem: AttentionProblem, varlen: Varlen) -> None:
-    assert varlen.page_table is not None and varlen.seqused_kv is not None
+    assert varlen.page_table is not None
+    assert varlen.seqused_kv is not None
     pages, page_size = problem.k.shape[:2]
     check_pages(varlen.page_table, varlen.seqused_kv, pages=pages, page_size=page_size)
     _check_maximum("kv", varlen.seqused_kv.to(torch.int64), varlen.max_seqlen_kv)

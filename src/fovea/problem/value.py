@@ -1,8 +1,9 @@
 """One validated attention call, as the value that every layer below the API speaks.
 
-Lives here: `AttentionProblem` and its parts, and the results that backends return. Not here: how one
-is built and checked (`build.py`, `checks.py`), limits of one backend (beside that backend) and how a
-problem crosses the operator boundary (`ops/program.py`). Invariant: nothing here looks at contents.
+Lives here: `AttentionProblem` and its parts, and the results that backends return. Not here: how
+one is built and checked (`build.py`, `checks.py`), limits of one backend (beside that backend) and
+how a problem crosses the operator boundary (`ops/program.py`). Invariant: nothing here looks at
+contents.
 """
 
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ class AttentionProblem:
         causal: None, or the corner where the diagonal ends.
         window: keys visible left and right of the diagonal, None = unlimited.
         softcap, scale: host numbers, or 0-d tensors on the device of q that only a kernel reads.
+        has_default_scale: whether scale is 1/sqrt(head_dim), and so no run-time number.
         block_mask_mod: the BlockMask's own mask_mod, skipped on full blocks.
         deterministic_warns: whether a backend that cannot be deterministic warns instead of raising
             (torch.use_deterministic_algorithms(True, warn_only=True)).
@@ -66,6 +68,7 @@ class AttentionProblem:
     window: Window = (None, None)
     softcap: float | Tensor | None = None
     scale: float | Tensor
+    has_default_scale: bool = False
     score_mod: "TracedMod | None" = None
     mask_mod: "TracedMod | None" = None
     block_lists: BlockLists | None = None

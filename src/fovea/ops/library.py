@@ -1,0 +1,195 @@
+"""The operators fovea::attention_forward and fovea::attention_backward.
+
+Lives here: schemas, kernels, fakes and the autograd formulas that graphs (torch.compile, export)
+use. Not here: how eager calls are differentiated (`functions.py`, `eager.py`), packing
+(`program.py`).
+Invariant: no output shares memory with an input, and an output that is not wanted is an empty
+    tensor.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fovea import dispatch
+from fovea.ops.program import Packed, parse, unpack
+from fovea.ops.second_order import second_order
+from fovea.problem import GradientNeeds, strides_in_order
+
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+
+# Keeps the definitions alive: they are removed with this object.
+library = torch.library.Library("fovea", "FRAGMENT")
+library.define(
+    "attention_forward(Tensor q, Tensor k, Tensor v, Tensor? sink, Tensor[] captures, "
+    "Tensor[] constants, SymInt[] ints, str program) -> (Tensor out, Tensor lse, Tensor max_score)",
+    tags=_TAGS,
+)
+library.define(
+    "attention_backward(Tensor? dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor? sink, "
+    "Tensor out, Tensor lse, Tensor[] captures, Tensor[] constants, SymInt[] ints, str program, "
+    "bool[] needs) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink, Tensor[] dcaptures)",
+    tags=_TAGS,
+)
+
+type_of_backward_outputs = tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]
+
+
+def packed_of(args: tuple[Any, ...]) -> Packed:
+    """Return the operator arguments (q, k, v, sink, captures, constants, ints, program) as one."""
+    return Packed(*args)
+
+
+def needs_of(flags: list[bool]) -> GradientNeeds:
+    """Return `needs` of attention_backward as a value: q, k, v, sink, then one flag a capture."""
+    return GradientNeeds(
+        q=flags[0], k=flags[1], v=flags[2], sink=flags[3], score_captures=tuple(flags[4:])
+    )
+
+
+def attention_forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Run the forward: the kernel of fovea::attention_forward on every device."""
+    packed = packed_of(args)
+    problem = unpack(packed)
+    choice = dispatch.choose(problem, parse(packed.program).backend)
+    out, lse, max_score = dispatch.forward(problem, choice)
+    return out, lse, lse.new_empty(0) if max_score is None else max_score
+
+
+def attention_backward(*args: Any) -> type_of_backward_outputs:
+    """Run the first-order backward: the kernel of fovea::attention_backward on every device."""
+    dout, dlse, q, k, v, sink, out, lse, captures, constants, ints, program, flags = args
+    packed = Packed(q, k, v, sink, captures, constants, ints, program)
+    problem = unpack(packed)
+    choice = dispatch.choose(problem, parse(program).backend)
+    grads = dispatch.backward(
+        problem, choice, out=out, lse=lse, dout=dout, dlse=dlse, needs=needs_of(flags)
+    )
+    return (
+        _or_empty(grads.dq, q),
+        _or_empty(grads.dk, k),
+        _or_empty(grads.dv, v),
+        _or_empty(grads.dsink, q),
+        [_or_empty(grad, q) for grad in grads.score_captures],
+    )
+
+
+def _or_empty(grad: Tensor | None, like: Tensor) -> Tensor:
+    return like.new_empty(0) if grad is None else grad
+
+
+def _forward_fake(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    q, _, v, *_, text = args
+    program = parse(text)
+    shape = (*q.shape[:-1], v.shape[-1])
+    out = q.new_empty_strided(shape, strides_in_order(shape, q.stride()))
+    rows = (q.shape[0], q.shape[2], q.shape[1])
+    if program.varlen_tensors:
+        rows = (q.shape[1], q.shape[0])
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    lse = q.new_empty(rows, dtype=dtype)
+    max_score = q.new_empty(rows if program.wants_max_score else (0,), dtype=dtype)
+    return out, lse, max_score
+
+
+def _backward_fake(*args: Any) -> type_of_backward_outputs:
+    _, _, q, k, v, sink, _, _, captures, _, _, _, flags = args
+
+    def gradient(tensor: Tensor | None, is_needed: bool) -> Tensor:
+        if tensor is None or not is_needed:
+            return q.new_empty(0)
+        return tensor.new_empty_strided(
+            tensor.shape, strides_in_order(tensor.shape, tensor.stride())
+        )
+
+    return (
+        gradient(q, flags[0]),
+        gradient(k, flags[1]),
+        gradient(v, flags[2]),
+        gradient(sink, flags[3]),
+        [gradient(capture, flag) for capture, flag in zip(captures, flags[4:], strict=True)],
+    )
+
+
+def _save_forward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, v, sink, captures, constants, ints, program = inputs
+    ctx.mark_non_differentiable(output[2])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, sink, output[0], output[1], *captures, *constants)
+    ctx.ints, ctx.program, ctx.num_captures = ints, program, len(captures)
+    ctx.flags = [
+        tensor is not None and tensor.requires_grad for tensor in (q, k, v, sink, *captures)
+    ]
+
+
+def _differentiate_forward(
+    ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: object
+) -> tuple[Any, ...]:
+    q, k, v, sink, out, lse, *rest = ctx.saved_tensors
+    captures, constants = rest[: ctx.num_captures], rest[ctx.num_captures :]
+    flags = ctx.flags
+    if dout is None and dlse is None:
+        return (None, None, None, None, [None] * len(captures), [None] * len(constants), None, None)
+    *grads, dcaptures = torch.ops.fovea.attention_backward(
+        dout, dlse, q, k, v, sink, out, lse, captures, constants, ctx.ints, ctx.program, flags
+    )
+    return (
+        *(grad if flag else None for grad, flag in zip(grads, flags[:4], strict=True)),
+        [grad if flag else None for grad, flag in zip(dcaptures, flags[4:], strict=True)],
+        [None] * len(constants),
+        None,
+        None,
+    )
+
+
+def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+    dout, dlse, q, k, v, sink, out, lse, captures, constants, ints, program, flags = inputs
+    del output
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(dout, dlse, q, k, v, sink, out, lse, *captures, *constants)
+    ctx.ints, ctx.program, ctx.flags, ctx.num_captures = ints, program, flags, len(captures)
+
+
+def _differentiate_backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+    dout, dlse, q, k, v, sink, out, lse, *rest = ctx.saved_tensors
+    captures, constants = rest[: ctx.num_captures], rest[ctx.num_captures :]
+    packed = Packed(q, k, v, sink, captures, constants, ctx.ints, ctx.program)
+    *first, of_captures = cotangents
+    flat = [*first, *(of_captures if of_captures is not None else [None] * len(captures))]
+    grads = second_order(packed, (dout, dlse, out, lse), needs_of(ctx.flags), flat)
+    return (
+        grads.dout,
+        grads.dlse,
+        *grads.inputs,
+        grads.out,
+        grads.lse,
+        list(grads.captures),
+        [None] * len(constants),
+        None,
+        None,
+        None,
+    )
+
+
+for name, kernel, fake, save, differentiate in (
+    (
+        "attention_forward",
+        attention_forward,
+        _forward_fake,
+        _save_forward,
+        _differentiate_forward,
+    ),
+    (
+        "attention_backward",
+        attention_backward,
+        _backward_fake,
+        _save_backward,
+        _differentiate_backward,
+    ),
+):
+    library.impl(name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"fovea::{name}", fake, lib=library)
+    torch.library.register_autograd(
+        f"fovea::{name}", differentiate, setup_context=save, lib=library
+    )
