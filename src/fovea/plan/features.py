@@ -29,6 +29,7 @@ class ForwardFeatures:
     block_lists: bool = False
     full_lists: bool = False
     block_mask_mod: Graph | None = None
+    wide_integers: bool = False  # a mod's run-time integer needs 64-bit index arithmetic
 
     def __post_init__(self) -> None:
         """Check that the features fit together."""
@@ -65,4 +66,5 @@ _FLAGS = (
     "max_score",
     "block_lists",
     "full_lists",
+    "wide_integers",
 )

@@ -47,6 +47,14 @@ def cast(value: Value, dtype: str) -> Value:
     return value.to(kind)
 
 
+def wrap(value: Value, dtype: str) -> Value:
+    """Return a result cut to the width of a small integer type, as its own arithmetic would be."""
+    if dtype == "u8":
+        return value & 255
+    bits = {"i8": 24, "i16": 16}.get(dtype)
+    return value if bits is None else (value << bits) >> bits
+
+
 def _is_integer(node: Node) -> bool:
     return node.dtype in ("u8", "i8", "i16", "i32", "i64")
 
@@ -146,6 +154,21 @@ def _not(node: Node, a: Value) -> Value:
     return type(a)(-1) ^ a
 
 
+def _shl(node: Node, a: Value, count: Value) -> Value:
+    a, count = cast(a, node.dtype), cast(count, node.dtype)
+    kind = type(a)
+    inside = (count >= kind(0)) & (count < kind(kind.width))
+    return select_(inside, a << count, kind(0))
+
+
+def _shr(node: Node, a: Value, count: Value) -> Value:
+    """Shift right with the sign; a count out of range leaves the sign alone, as in torch."""
+    a, count = cast(a, node.dtype), cast(count, node.dtype)
+    kind = type(a)
+    inside = (count >= kind(0)) & (count < kind(kind.width))
+    return a >> select_(inside, count, kind(kind.width - 1))
+
+
 def _neg(node: Node, a: Value) -> Value:
     a = cast(a, node.dtype)
     return type(a)(0) - a if _is_integer(node) else -a
@@ -191,6 +214,7 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
     "expm1": _float(cute.math.expm1),
     "log": _float(cute.math.log),
     "log2": _float(cute.math.log2),
+    "log10": _float(cute.math.log10),
     "log1p": _float(cute.math.log1p),
     "sqrt": _float(cute.math.sqrt),
     "rsqrt": _float(cute.math.rsqrt),
@@ -198,6 +222,13 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
     "cos": _float(cute.math.cos),
     "tan": _float(cute.math.tan),
     "tanh": _float(cute.math.tanh),
+    "asin": _float(cute.math.asin),
+    "acos": _float(cute.math.acos),
+    "sinh": _float(cute.math.sinh),
+    "cosh": _float(cute.math.cosh),
+    "asinh": _float(cute.math.asinh),
+    "acosh": _float(cute.math.acosh),
+    "atanh": _float(cute.math.atanh),
     "atan": _float(cute.math.atan),
     "atan2": _float(cute.math.atan2),
     "erf": _float(cute.math.erf),
@@ -212,8 +243,9 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
     "or": _typed(lambda a, b: a | b),
     "xor": _typed(lambda a, b: a ^ b),
     "not": _not,
-    "shl": _typed(lambda a, b: a << b),
-    "shr": _typed(lambda a, b: a >> b),
+    "shl": _shl,
+    "shr": _shr,
     "where": _where,
+    "detach": lambda node, a: a,
     "cast": lambda node, a: cast(a, node.dtype),
 }

@@ -5,15 +5,17 @@ the tensor evaluation, which defines what a node means (`fovea/mods/evaluate.py`
 that depends on the row or the column alone is evaluated once per row or column of a fragment.
 """
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass.cutlass_dsl import select_
 
-from fovea.kernels.device.mod_operations import OPERATIONS, cast
+from fovea.kernels.device.mod_operations import OPERATIONS, cast, wrap
 from fovea.mods.graph import Graph, Node
 from fovea.plan.features import ForwardFeatures
+from fovea.plan.integers import narrow_nodes
 
 Value = Any  # a DSL scalar
 
@@ -64,7 +66,13 @@ class Position(NamedTuple):
 class ModEvaluator:
     """Evaluates one mod on the registers of one fragment."""
 
-    def __init__(self, graph: Graph, arguments: ModArguments) -> None:
+    def __init__(self, graph: Graph, arguments: ModArguments, *, wide_integers: bool) -> None:
+        narrow = narrow_nodes(graph, wide_integers=wide_integers)
+        # A node is computed in the type that `dtype` names; narrow ones in 32 bits.
+        self._nodes = [
+            replace(node, dtype="i32") if is_narrow and node.dtype == "i64" else node
+            for node, is_narrow in zip(graph.nodes, narrow, strict=True)
+        ]
         self._graph = graph
         self._arguments = arguments
         self._depends = _dependences(graph)
@@ -91,7 +99,7 @@ class ModEvaluator:
         local: dict[tuple[Any, ...], Value],
     ) -> Value:
         """Return a node's value; `axes` fixes the positions on axes being reduced."""
-        node = self._graph.nodes[node_idx]
+        node = self._nodes[node_idx]
         depends = self._depends[node_idx]
         used_axes = tuple(item for item in axes if ("axis", item[0]) in depends)
         key = (
@@ -117,14 +125,11 @@ class ModEvaluator:
             assert score is not None
             return score
         if node.op in ("b", "h", "q_idx", "kv_idx"):
-            return getattr(position, node.op)
+            return cast(getattr(position, node.op), node.dtype)
         if node.op == "const":
             return cast(node.attrs[0], node.dtype)
         if node.op == "scalar":
             return cast(self._arguments.scalars[node.attrs[0]], node.dtype)
-        if node.op == "size":
-            capture, dimension = node.attrs
-            return cast(self._arguments.captures[capture].shape[dimension], node.dtype)
         if node.op == "axis":
             return cast(dict(axes)[node.attrs[0]], node.dtype)
         if node.op in _REDUCTIONS:
@@ -132,7 +137,7 @@ class ModEvaluator:
         operands = [self._value(arg, position, score, axes, local) for arg in node.args]
         if node.op == "load":
             return _load(self._arguments.captures[node.attrs[0]], operands, node.dtype)
-        return OPERATIONS[node.op](node, *operands)
+        return wrap(OPERATIONS[node.op](node, *operands), node.dtype)
 
     def _reduce(
         self,
@@ -194,4 +199,4 @@ def _load(capture: cute.Tensor, indices: list[Value], dtype: str) -> Value:
         position = select_(position < 0, position + extent, position)
         coordinate.append(cutlass.max(cutlass.min(position, extent - 1), 0))
     value = capture[tuple(coordinate)] if coordinate else capture[0]
-    return cast(value, dtype)
+    return cast(value != 0, dtype) if dtype == "b1" else cast(value, dtype)

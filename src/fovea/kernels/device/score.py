@@ -97,7 +97,9 @@ def _modify(plan, acc: cute.Tensor, context: ScoreContext, first_column: cutlass
     features = plan.features
     evaluator = None
     if features.score_mod is not None:
-        evaluator = ModEvaluator(features.score_mod, context.mods.score_mod)
+        evaluator = ModEvaluator(
+            features.score_mod, context.mods.score_mod, wide_integers=features.wide_integers
+        )
     for row in range(ROWS_PER_THREAD):
         for column in range(columns_per_thread(acc)):
             idx = register_idx(row, column)
@@ -114,7 +116,11 @@ def _apply_mask_mod(
     plan, acc: cute.Tensor, context: ScoreContext, first_column: cutlass.Int32, name: str
 ) -> None:
     """Set registers that a mask_mod hides to -inf."""
-    evaluator = ModEvaluator(getattr(plan.features, name), getattr(context.mods, name))
+    evaluator = ModEvaluator(
+        getattr(plan.features, name),
+        getattr(context.mods, name),
+        wide_integers=plan.features.wide_integers,
+    )
     minus_inf = cutlass.Float32(-cutlass.Float32.inf)
     for row in range(ROWS_PER_THREAD):
         for column in range(columns_per_thread(acc)):

@@ -1,0 +1,32 @@
+"""Kernel variants as values that a cache, a bundle or a worker process can hold.
+
+Lives here: the bridge from a plan to the code that builds its kernel. Not here: plans (`plan/`),
+kernels (`kernels/`). Invariant: naming a variant and its key imports no compiler; `build` alone does.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fovea.plan.sm90 import ForwardPlan
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardVariant:
+    """A forward kernel of one plan."""
+
+    plan: ForwardPlan
+
+    @property
+    def name(self) -> str:
+        """Symbol of the launcher and prefix of the kernel's name."""
+        return self.plan.name
+
+    def key_text(self) -> str:
+        """Return the canonical text of everything that shapes the code."""
+        return self.plan.key_text()
+
+    def build(self) -> tuple[Any, list[Any]]:
+        """Return the host function and its fake arguments."""
+        from fovea.kernels.sm90.forward import entry
+
+        return entry.build(self.plan)

@@ -1,0 +1,147 @@
+"""Which plan a call gets, and what a kernel backend lacks.
+
+Lives here: the map from an `AttentionProblem` to a plan, with the reason wherever it says no. Not
+here: what the plans are (`sm90.py`), the checks of user input (`problem/`). Invariant: `unsupported`
+returns None exactly where `forward_plan` returns a plan.
+"""
+
+import torch
+from torch import Tensor
+
+from fovea.arch import Arch
+from fovea.plan.features import ForwardFeatures
+from fovea.plan.integers import NARROW_LIMIT
+from fovea.plan.sm90 import ForwardPlan, forward_tile
+from fovea.problem import AttentionProblem
+from fovea.tiling.bounds import Band
+
+_DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+_TILE_HEAD_DIMS = (64, 128, 256)
+_MAX_SEQLEN = 2**30  # positions and their sums stay in 32 bits
+
+
+def unsupported(problem: AttentionProblem, arch: Arch) -> str | None:
+    """Return what the kernels of an architecture lack for a problem, or None if they take it."""
+    if arch.name != "sm90":
+        return f"there is no forward kernel for {arch} yet (there is one for sm90)"
+    for reason in (
+        _lacking_dtype(problem),
+        _lacking_head_dim(problem),
+        _lacking_layout(problem),
+        _lacking_blocks(problem),
+    ):
+        if reason is not None:
+            return reason
+    return None
+
+
+def forward_plan(problem: AttentionProblem, arch: Arch) -> ForwardPlan:
+    """Return the forward plan of a problem that `unsupported` has nothing against."""
+    assert arch.name == "sm90", arch
+    features = forward_features(problem)
+    head_dim = tile_head_dim(problem)
+    tile_m, tile_n, kv_stages = forward_tile(head_dim, features)
+    return ForwardPlan(
+        dtype="bfloat16" if problem.dtype == torch.bfloat16 else "float16",
+        tile_m=tile_m,
+        tile_n=tile_n,
+        head_dim=head_dim,
+        head_dim_v=head_dim,
+        kv_stages=kv_stages,
+        features=features,
+    )
+
+
+def forward_features(problem: AttentionProblem) -> ForwardFeatures:
+    """Return the compile-time features of a problem."""
+    band = band_of(problem)
+    lists = problem.block_lists
+    block_mask_mod = problem.block_mask_mod
+    return ForwardFeatures(
+        limit_left=band.left is not None,
+        limit_right=band.right is not None,
+        softcap=problem.softcap is not None,
+        # Folding the scale behind the maximum needs a scale > 0.
+        explicit_scale=not isinstance(problem.scale, Tensor) and problem.scale <= 0,
+        sink=problem.sink is not None,
+        max_score=problem.wants_max_score,
+        score_mod=problem.score_mod.graph if problem.score_mod else None,
+        mask_mod=problem.mask_mod.graph if problem.mask_mod else None,
+        block_lists=lists is not None,
+        full_lists=lists is not None and lists.full_kv_num_blocks is not None,
+        block_mask_mod=block_mask_mod.graph if lists is not None and block_mask_mod else None,
+        wide_integers=_needs_wide_integers(problem),
+    )
+
+
+def band_of(problem: AttentionProblem) -> Band:
+    """Return the visible band of a problem's causal and window arguments."""
+    return Band.of(
+        problem.causal,
+        problem.window,
+        seqlen_q=problem.seqlen_q,
+        seqlen_kv=problem.seqlen_kv,
+    )
+
+
+def tile_head_dim(problem: AttentionProblem) -> int:
+    """Return the columns of the tiles: the wider head dimension, rounded up to one there is.
+
+    The copy engine fills the columns past the tensors' own with zeros.
+    """
+    widest = max(problem.head_dim, problem.head_dim_v)
+    return next(columns for columns in _TILE_HEAD_DIMS if widest <= columns)
+
+
+def _needs_wide_integers(problem: AttentionProblem) -> bool:
+    """Return whether a mod may leave 32-bit index arithmetic: a long sequence or a large number."""
+    mods = (problem.score_mod, problem.mask_mod, problem.block_mask_mod)
+    present = [mod for mod in mods if mod is not None]
+    if not present:
+        return False
+    if max(problem.seqlen_q, problem.seqlen_kv) >= NARROW_LIMIT:
+        return True
+    return any(
+        isinstance(value, int) and abs(value) >= NARROW_LIMIT
+        for mod in present
+        for value in mod.scalars
+    )
+
+
+def _lacking_dtype(problem: AttentionProblem) -> str | None:
+    if problem.dtype in _DTYPES:
+        return None
+    return f"dtype={problem.dtype} (kernels take torch.bfloat16 and torch.float16)"
+
+
+def _lacking_head_dim(problem: AttentionProblem) -> str | None:
+    widest = max(problem.head_dim, problem.head_dim_v)
+    if widest <= _TILE_HEAD_DIMS[-1]:
+        return None
+    return f"head_dim or head_dim_v = {widest} (kernels take up to {_TILE_HEAD_DIMS[-1]})"
+
+
+def _lacking_layout(problem: AttentionProblem) -> str | None:
+    if problem.varlen is not None:
+        return "packed sequences (attention_varlen) have no kernel yet"
+    if max(problem.seqlen_q, problem.seqlen_kv) >= _MAX_SEQLEN:
+        return f"a sequence of {max(problem.seqlen_q, problem.seqlen_kv)} (kernels take < 2**30)"
+    for name, value in (("scale", problem.scale), ("softcap", problem.softcap)):
+        if isinstance(value, Tensor):
+            return f"{name} as a tensor on {value.device} (kernels take numbers and CPU tensors)"
+    return None
+
+
+def _lacking_blocks(problem: AttentionProblem) -> str | None:
+    lists = problem.block_lists
+    if lists is None:
+        return None
+    tile_m, tile_n, _ = forward_tile(
+        tile_head_dim(problem), ForwardFeatures(block_lists=True, full_lists=True)
+    )
+    if lists.block_q % tile_m == 0 and lists.block_kv % tile_n == 0:
+        return None
+    return (
+        f"BLOCK_SIZE=({lists.block_q}, {lists.block_kv}) (kernels take multiples of "
+        f"({tile_m}, {tile_n}))"
+    )
