@@ -8,7 +8,9 @@ has no check here is loaded only, and the table says so.
 """
 
 import argparse
+import ctypes
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -33,6 +35,7 @@ def check_toy_add(run: Launcher, device: torch.device) -> str:
         expected = (a.double() - 0.75 * b.double()).float()
         torch.testing.assert_close(out, expected, rtol=1.2e-7, atol=0.0)
     _check_stream(run, device)
+    _check_thread(run, device)
     _check_graph(run, device)
     _check_errors(run, device)
     notes = [_other_devices(run, device), f"{_microseconds_per_call(run, device):.1f} us a call"]
@@ -51,6 +54,26 @@ def _check_stream(run: Launcher, device: torch.device) -> None:
         run(a, b, out, 2.0)
     stream.synchronize()
     assert torch.equal(out, torch.full_like(out, 3.0)), "the launch ignored the current stream"
+
+
+def _check_thread(run: Launcher, device: torch.device) -> None:
+    """Launch from a thread that never chose a device, as backward does."""
+    a, b = torch.randn(2, 4096, device=device)
+    out = torch.empty_like(a)
+    failures: list[BaseException] = []
+
+    def launch() -> None:
+        try:
+            run(a, b, out, 1.0)
+            torch.cuda.synchronize(device)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=launch)
+    thread.start()
+    thread.join()
+    assert not failures, failures
+    assert torch.equal(out, a + b), "a launch from another thread gave other numbers"
 
 
 def _check_graph(run: Launcher, device: torch.device) -> None:
@@ -115,6 +138,33 @@ def _microseconds_per_call(run: Launcher, device: torch.device) -> float:
 CHECKS: dict[str, Callable[[Launcher, torch.device], str]] = {"toy_add": check_toy_add}
 
 
+def devices_started() -> list[int]:
+    """Return the devices on which this process has started CUDA; asking starts none."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    started: list[int] = []
+    for index in range(torch.cuda.device_count()):
+        flags, active = ctypes.c_uint(), ctypes.c_int()
+        status = driver.cuDevicePrimaryCtxGetState(index, ctypes.byref(flags), ctypes.byref(active))
+        assert status == 0, f"cuDevicePrimaryCtxGetState: CUDA error {status}"
+        if active.value:
+            started.append(index)
+    return started
+
+
+def first_launch(artifact: Artifact, device: torch.device) -> str:
+    """Launch once on one device; return on which devices that started CUDA.
+
+    The launcher loads its kernel for all visible devices. If that started CUDA on the others, each
+    process of a multi-GPU job would take some hundred MiB of every GPU.
+    """
+    run = module.load(artifact, device)
+    a = torch.ones(128, device=device)
+    before = devices_started()
+    run(a, a, a, 1.0)
+    torch.cuda.synchronize(device)
+    return f"{before} before the first launch, {devices_started()} after it"
+
+
 def check(artifact: Artifact, device: torch.device) -> str:
     """Load and check one artifact; return what to say about it."""
     start = time.perf_counter()
@@ -134,21 +184,25 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", type=int, default=0)
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.stderr.write("no CUDA device here, or a CPU build of torch: nothing can be checked\n")
+        return 1
     device = torch.device("cuda", options.device)
     torch.manual_seed(0)
     rows: list[tuple[str, str, str]] = []
-    for path in sorted(options.folder.rglob(RECORD)):
+    paths = sorted(options.folder.rglob(RECORD))
+    toys = [a for a in (read_artifact(p.parent) for p in paths) if a.record.name == "toy_add"]
+    started = first_launch(toys[0], device) if toys else "no toy to ask with"
+    for path in paths:
         name = str(path.parent.relative_to(options.folder))
         try:
             rows.append((name, "right", check(read_artifact(path.parent), device)))
         except Exception as error:
             traceback.print_exc()
             rows.append((name, "WRONG", str(error).strip().splitlines()[0]))
-    free = [torch.cuda.mem_get_info(i) for i in range(torch.cuda.device_count())]
-    used = ", ".join(f"{(total - left) / 2**20:.0f}" for left, total in free)
     sys.stdout.write(
         f"\n{torch.cuda.get_device_name(device)}, torch {torch.__version__}, runtime library "
-        f"{module.runtime_library()}; MiB in use by device: {used}\n"
+        f"{module.runtime_library()}\ndevices with CUDA started: {started}\n"
     )
     for name, state, note in rows:
         sys.stdout.write(f"{state}  {name}: {note}\n")
