@@ -4,11 +4,12 @@ What lives here: the CUDA runtime and TVM-FFI symbols a launcher calls, answered
 `Launcher`, which calls it. Not here: linking the object (host_object.py), argument layouts
 (host_arguments.py), running a kernel (run.py).
 
-Invariant: everything belongs to one `Launcher` or to one call of it. A call's state is thread-local, so
-launchers can be called from several threads; an exception raised while a callback runs is kept, the
-launcher sees a CUDA error and returns, and the exception is raised to the caller.
+Invariant: everything belongs to one `Launcher` or to one call of it. A call's state is
+thread-local, so launchers can be called from several threads; an exception raised while a callback
+runs is kept, the launcher sees a CUDA error and returns, and the exception is raised to the caller.
 
-Source: CUDA runtime API (cudaLaunchConfig_t, attribute numbers); tvm/ffi/c_api.h (safe-call signature).
+Source: CUDA runtime API (cudaLaunchConfig_t, attribute numbers); tvm/ffi/c_api.h (safe-call
+signature).
 """
 
 import ctypes
@@ -79,8 +80,8 @@ _MULTIPROCESSOR_COUNT, _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 16, 75, 76
 class Launch:
     """One kernel launch as the launcher made it.
 
-    `parameters` holds the raw bytes of each kernel parameter; `arrays` the memory the call was given,
-    which the parameters' pointers and tensor maps point into.
+    `parameters` holds the raw bytes of each kernel parameter; `arrays` the memory the call was
+    given, which the parameters' pointers and tensor maps point into.
     """
 
     kernel: str
@@ -122,7 +123,8 @@ class Launcher:
             run: what to do with a launch; its return value is collected.
             header: the exported header, which a plain C launcher needs.
             capability: compute capability the launcher is told.
-            multiprocessor_count: number of SMs the launcher is told (persistent grids depend on it).
+            multiprocessor_count: number of SMs the launcher is told (persistent grids depend on
+            it).
         """
         self._parameter_sizes = parameter_sizes
         self._run = run
@@ -171,7 +173,8 @@ class Launcher:
         """Run the launcher and return what each of its launches returned.
 
         Args:
-            values: its arguments: numpy arrays, CPU DLPack tensors, `DeviceArray`s, numbers, tuples.
+            values: its arguments: numpy arrays, CPU DLPack tensors, `DeviceArray`s, numbers,
+            tuples.
             memory: further memory the kernels may reach through raw pointers.
 
         Raises:
@@ -257,7 +260,8 @@ class Launcher:
         if name not in self._parameter_sizes:
             raise LauncherError(
                 f"the launcher wants kernel {name!r}, which the PTX does not define "
-                f"(it defines: {', '.join(self._parameter_sizes)}); pass the PTX of the same compilation"
+                f"(it defines: {', '.join(self._parameter_sizes)}); pass "
+                "the PTX of the same compilation"
             )
         with self._setup:
             if name not in self._kernels:
@@ -303,7 +307,7 @@ class Launcher:
         return _SUCCESS
 
     def init_once(self, slot: int, init: int, load: int) -> int:
-        """Load the kernel library into `slot` unless it is there (cuda_dialect_init_library_once)."""
+        """Load the kernel library into `slot` once (cuda_dialect_init_library_once)."""
         with self._setup:
             target = ctypes.c_uint64.from_address(slot)
             if target.value:

@@ -1,10 +1,12 @@
 """Arguments of a host launcher: arrays dressed as device tensors, scalars, tuples, streams.
 
-What lives here: DLTensor and TVM-FFI value layouts, the reading of numpy arrays and CPU DLPack tensors,
-and the plain C interface's structs (read from the exported header). Not here: calling (driver.py).
+What lives here: DLTensor and TVM-FFI value layouts, the reading of numpy arrays and CPU DLPack
+tensors, and the plain C interface's structs (read from the exported header). Not here: calling
+(driver.py).
 
-Invariant: a packed argument only points at memory owned by the caller's arrays or by the `PackedArguments`
-that holds it, so both must live until the call returns. No data is copied: kernels write the caller's arrays.
+Invariant: a packed argument only points at memory owned by the caller's arrays or by the
+`PackedArguments` that holds it, so both must live until the call returns. No data is copied:
+kernels write the caller's arrays.
 
 Source: dlpack.h (DLTensor, DLDataType); tvm/ffi/c_api.h (TVMFFIAny, type indices, array cells).
 """
@@ -172,7 +174,8 @@ def _from_numpy(array: NDArray[Any]) -> DeviceArray:
     name = array.dtype.name
     if name not in _DTYPES or not array.dtype.isnative:
         raise TypeError(
-            f"numpy dtype {array.dtype} cannot be passed to a launcher (known: {', '.join(_DTYPES)})"
+            f"numpy dtype {array.dtype} cannot be passed to a launcher "
+            f"(known: {', '.join(_DTYPES)})"
         )
     if any(stride % array.itemsize for stride in array.strides):
         raise ValueError(f"strides {array.strides} are no multiples of {array.itemsize} bytes")
@@ -192,13 +195,15 @@ _capsule_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
 def _from_dlpack(tensor: Any) -> DeviceArray:
-    # The capsule is left unconsumed: when it is collected its own destructor frees it, so it is the owner.
+    # The capsule is left unconsumed: when it is collected its own destructor frees it, so it is the
+    # owner.
     capsule = tensor.__dlpack__()
     address = _capsule_pointer(capsule, b"dltensor")
     view = _DLTensor.from_address(address)
     if view.device_type != _DEVICE_CPU:
         raise ValueError(
-            f"tensor is on DLPack device type {view.device_type}; the emulator takes CPU tensors (1)"
+            f"tensor is on DLPack device type {view.device_type}; the emulator takes "
+            "CPU tensors (device type 1)"
         )
     names = {key: name for name, key in _DTYPES.items()}
     key = (int(view.code), int(view.bits))

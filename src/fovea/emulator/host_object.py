@@ -1,11 +1,12 @@
 """Host object files: their symbols, and loading them so that calls end in Python.
 
-What lives here: a reader for the symbol table of an ELF relocatable object and the linking of such an
-object under llvmlite's LLJIT. Not here: what the symbols answer (driver.py) and how arguments are laid
-out (host_arguments.py).
+What lives here: a reader for the symbol table of an ELF relocatable object and the linking of such
+an object under llvmlite's LLJIT. Not here: what the symbols answer (driver.py) and how arguments
+are laid out (host_arguments.py).
 
-Invariant: an undefined symbol is bound to an address given by the caller or to the C library, or linking
-fails with an error that names it. Nothing is registered process-wide; a `HostObject` owns all it needs.
+Invariant: an undefined symbol is bound to an address given by the caller or to the C library, or
+linking fails with an error that names it. Nothing is registered process-wide; a `HostObject` owns
+all it needs.
 """
 
 import ctypes

@@ -1,18 +1,21 @@
 """How matrix units accumulate: D = A B + C for one instruction.
 
-What lives here: the fast mode (a float32 product) and the exact mode (the fused dot product of NVIDIA's
-tensor cores, bit for bit as published). Not here: formats (formats.py), operands (isa/).
+What lives here: the fast mode (a float32 product) and the exact mode (the fused dot product of
+NVIDIA's tensor cores, bit for bit as published). Not here: formats (formats.py), operands (isa/).
 
-Exact mode. All products of one output element and C are aligned to the largest exponent among them, each
-is truncated toward zero to a fixed number of fraction bits, the integers are summed exactly, and the sum is
-rounded once: toward zero to f32, or to nearest-even to f16. An exponent of a product is the sum of its
-factors' exponents, not normalised; a subnormal has its format's smallest exponent, zero has -126. Hopper's
-fp8 units keep 13 fraction bits in alignment and in the f32 result; every other unit here keeps 25.
+Exact mode. All products of one output element and C are aligned to the largest exponent among them,
+each is truncated toward zero to a fixed number of fraction bits, the integers are summed exactly,
+and the sum is rounded once: toward zero to f32, or to nearest-even to f16. An exponent of a product
+is the sum of its factors' exponents, not normalised; a subnormal has its format's smallest
+exponent, zero has -126. Hopper's fp8 units keep 13 fraction bits in alignment and in the f32
+result; every other unit here keeps 25.
 
-Invariant: fast and exact agree within float32 rounding of the dot product; integers are exact in both.
+Invariant: fast and exact agree within float32 rounding of the dot product; integers are exact in
+both.
 
 Source: Xie et al., "MMA-Sim: Bit-Accurate Reference Model of Tensor Cores and Matrix Cores",
-arXiv 2511.10909. Evidence: published measurement; comparison with silicon is in tests/gpu when recorded.
+arXiv 2511.10909. Evidence: published measurement; comparison with silicon is in tests/gpu when
+recorded.
 """
 
 from dataclasses import dataclass

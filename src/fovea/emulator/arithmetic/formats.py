@@ -1,7 +1,7 @@
 """Element formats of matrix operands, and their values as float32.
 
-What lives here: the formats' parameters and decoding of raw bits. Not here: accumulation (accumulate.py)
-or conversion instructions (isa/conversion.py).
+What lives here: the formats' parameters and decoding of raw bits. Not here: accumulation
+(accumulate.py) or conversion instructions (isa/conversion.py).
 
 Invariant: every value of every format here is exact in float32.
 
@@ -9,7 +9,7 @@ Source: PTX ISA, "Alternate floating-point data formats"; OCP 8-bit floating poi
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -70,7 +70,7 @@ def to_float32(raw: NDArray[Any], name: str) -> NDArray[np.float32]:
     return _small_values(name)[raw]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _small_values(name: str) -> NDArray[np.float32]:
     """Return the values of all 256 bytes of a format of at most 8 bits (high bits ignored)."""
     form = FORMATS[name]

@@ -1,1 +1,3 @@
-"""Where bytes are: swizzles, matrix descriptors, register fragments, tensor maps. Pure functions of numbers."""
+"""Where bytes are: swizzles, matrix descriptors, register fragments, tensor maps. Pure functions of
+numbers.
+"""

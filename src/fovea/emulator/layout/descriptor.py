@@ -1,24 +1,25 @@
 """Shared-memory matrix descriptors: which bytes a matrix operand occupies.
 
 What lives here: decoding of the 64-bit descriptors of wgmma (sm_90a) and tcgen05 (sm_100a), and the
-table of 16-byte chunks that an operand of given shape reads. Not here: reading memory or multiplying.
+table of 16-byte chunks that an operand of given shape reads. Not here: reading memory or
+multiplying.
 
 Invariant: a chunk table depends only on the descriptor's strides, the swizzle and the start address
 modulo 1024 bytes, so tables are cached and a start address is decoded to a table plus an offset.
 
-Layouts, with rows of `width` bytes (the swizzle width, 16 without swizzle), T elements per 16 bytes and
-addresses before swizzling; M is the row index of A or the column index of B:
+Layouts, with rows of `width` bytes (the swizzle width, 16 without swizzle), T elements per 16 bytes
+and addresses before swizzling; M is the row index of A or the column index of B:
     K-major:  (M % 8) * width + (M // 8) * stride + chunk, where the k-th 16-byte chunk is at
               16 * k if swizzled and leading * k if not.
-    MN-major: chunks of T consecutive M. Swizzled: (c % (width / 16)) * 16 + (c // (width / 16)) * leading
-              + (K % 8) * width + (K // 8) * stride. Not swizzled: c * stride + (K % 8) * 16
+    MN-major: chunks of T consecutive M. Swizzled: (c % (width / 16)) * 16 + (c // (width / 16)) *
+              leading + (K % 8) * width + (K // 8) * stride. Not swizzled: c * stride + (K % 8) * 16
               + (K // 8) * leading.
 
-The start address may point inside a swizzle atom (how a K-major operand is stepped along K): offsets are
-added to it first and the sum is swizzled.
+The start address may point inside a swizzle atom (how a K-major operand is stepped along K):
+offsets are added to it first and the sum is swizzled.
 
-Source: PTX ISA, "Asynchronous warpgroup level matrix: shared memory matrix layout" and "tcgen05 shared
-memory descriptor"; CUTLASS's canonical layouts (mma_sm90_desc, mma_sm100_desc).
+Source: PTX ISA, "Asynchronous warpgroup level matrix: shared memory matrix layout" and "tcgen05
+shared memory descriptor"; CUTLASS's canonical layouts (mma_sm90_desc, mma_sm100_desc).
 """
 
 from dataclasses import dataclass
@@ -75,8 +76,8 @@ def decode_tcgen05_descriptor(value: int) -> MatrixDescriptor:
     """Return the fields of a tcgen05 shared-memory descriptor.
 
     Raises:
-        ValueError: when the version field is not 1, the layout type is unknown or a bit that must be
-            zero is set.
+        ValueError: when the version field is not 1, the layout type is unknown or a bit that must
+            be zero is set.
     """
     _check_zero_bits(value, 0x1FE1_0000_C000_C000, "tcgen05")
     version = value >> 46 & 3
@@ -122,8 +123,8 @@ def operand_chunks(
         is_k_major: whether K is contiguous in memory.
 
     Shapes:
-        result: [rows, k_bytes / 16] if K-major, else [K, rows * element_bytes / 16]; chunk i of shared
-            memory is bytes 16 (i + first) to 16 (i + first) + 15.
+        result: [rows, k_bytes / 16] if K-major, else [K, rows * element_bytes / 16]; chunk i of
+            shared memory is bytes 16 (i + first) to 16 (i + first) + 15.
 
     Raises:
         ValueError: when the shape does not fit the layout.
@@ -190,8 +191,8 @@ def _mn_major_offsets(
 ) -> NDArray[np.int64]:
     if rows * element_bytes % CHUNK_BYTES:
         raise ValueError(
-            f"an MN-major operand of {rows} elements of {element_bytes} bytes is no whole number of "
-            "16-byte chunks"
+            f"an MN-major operand of {rows} elements of {element_bytes} bytes is no whole "
+            "number of 16-byte chunks"
         )
     k = np.arange(k_bytes // element_bytes, dtype=np.int64)[:, None]
     chunk = np.arange(rows * element_bytes // CHUNK_BYTES, dtype=np.int64)[None, :]

@@ -1,10 +1,11 @@
 """Register fragments of warpgroup matrix instructions.
 
-What lives here: which register of which lane holds which matrix element, as pure array reshapes between
-registers and matrices. Not here: warp-level mma.sync fragments (isa/matrix.py) or arithmetic.
+What lives here: which register of which lane holds which matrix element, as pure array reshapes
+between registers and matrices. Not here: warp-level mma.sync fragments (isa/matrix.py) or
+arithmetic.
 
-Invariant: `*_to_registers` undoes `*_from_registers`. Registers are arrays [warp, register, lane] of
-uint32 with four warps; warp w holds rows 16w to 16w + 15.
+Invariant: `*_to_registers` undoes `*_from_registers`. Registers are arrays [warp, register, lane]
+of uint32 with four warps; warp w holds rows 16w to 16w + 15.
 
 Source: PTX ISA, "Asynchronous warpgroup level matrix instructions: register fragments".
 """

@@ -1,10 +1,10 @@
 """Shared-memory swizzles: how the tensor engines permute 16-byte chunks.
 
-What lives here: the permutation itself. Not here: who applies it (tensor_map.py for copies, descriptor.py
-for matrix operands).
+What lives here: the permutation itself. Not here: who applies it (tensor_map.py for copies,
+descriptor.py for matrix operands).
 
-Invariant: a swizzle is an involution on addresses that moves bytes only inside its atom (8 rows of the
-swizzle width), and depends on the absolute shared-memory address, not on where a tile starts.
+Invariant: a swizzle is an involution on addresses that moves bytes only inside its atom (8 rows of
+the swizzle width), and depends on the absolute shared-memory address, not on where a tile starts.
 
 Source: PTX ISA, "Tensor copy: swizzling modes"; checked against CuTe's Swizzle<B, 4, 3>.
 """
@@ -19,7 +19,8 @@ Address = TypeVar("Address", int, NDArray[np.int64])
 # Swizzle width in bytes -> how many address bits are XORed.
 SWIZZLE_BITS = {0: 0, 32: 1, 64: 2, 128: 3}
 
-# The pattern of every swizzle repeats at this many bytes: addresses that agree modulo it swizzle alike.
+# The pattern of every swizzle repeats at this many bytes: addresses that agree modulo it swizzle
+# alike.
 SWIZZLE_PERIOD_BYTES = 1024
 
 

@@ -1,22 +1,22 @@
 """Tensor maps: the 128 bytes that describe a tensor to the copy engine.
 
-What lives here: decoding, encoding and field replacement of the hardware's tiled tensor map. Not here:
-which bytes a copy moves (tensor_tile.py) or when (isa/tensor_copy.py).
+What lives here: decoding, encoding and field replacement of the hardware's tiled tensor map. Not
+here: which bytes a copy moves (tensor_tile.py) or when (isa/tensor_copy.py).
 
-Invariant: a `TensorMap` that decodes without an error describes a copy the engine accepts: rank, element
-type, box, strides and swizzle fit each other.
+Invariant: a `TensorMap` that decodes without an error describes a copy the engine accepts: rank,
+element type, box, strides and swizzle fit each other.
 
-The layout below (little-endian 32-bit words) was read off maps packed by CuTe-DSL host launchers for
-varied shapes, strides, boxes, types and swizzles; entries marked * could not be varied there and are inferred
-from the order of the driver's arguments:
+The layout below (little-endian 32-bit words) was read off maps packed by CuTe-DSL host launchers
+for varied shapes, strides, boxes, types and swizzles; entries marked * could not be varied there
+and are inferred from the order of the driver's arguments:
     0-1    global address
     2      bits 4-6 rank - 1; 7-10 element type; 11-12 interleave*; 13-14 swizzle; 15 NaN fill*;
            16 round f32 to tf32; 17-18 L2 promotion; 21 set when the tensor spans 128 KiB or more
     3-6    strides of dimensions 1-4, in units of 16 bytes, low 32 bits
     7      their bits 32-35, four bits each
     8-12   sizes of dimensions 0-4, minus 1
-    13     bits 0-14 element strides minus 1, three bits each*; bits 24-31 box size of dimension 0, minus 1
-    14     box sizes of dimensions 1-4, minus 1, a byte each
+    13     bits 0-14 element strides minus 1, three bits each*; bits 24-31 box size of dimension 0,
+    minus 1 14     box sizes of dimensions 1-4, minus 1, a byte each
     15-31  not read
 
 Source: see above; numbering of types: PTX ISA, tensormap.replace.

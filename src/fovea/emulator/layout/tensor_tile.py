@@ -1,13 +1,15 @@
 """The bytes one tensor copy moves: which part of the tensor, and where in shared memory.
 
-What lives here: clipping a box against the tensor's bounds and the table of shared-memory chunks a box
-fills. Not here: the tensor map's format (tensor_map.py), moving bytes or signalling (isa/tensor_copy.py).
+What lives here: clipping a box against the tensor's bounds and the table of shared-memory chunks a
+box fills. Not here: the tensor map's format (tensor_map.py), moving bytes or signalling
+(isa/tensor_copy.py).
 
-Invariant: a tile is an array with the box's dimensions reversed (dimension 0 last). The part inside the
-tensor is a regular slice of it and, in global memory, a regular strided view: no element-wise addressing.
+Invariant: a tile is an array with the box's dimensions reversed (dimension 0 last). The part inside
+the tensor is a regular slice of it and, in global memory, a regular strided view: no element-wise
+addressing.
 
-Source: PTX ISA, "Tensors: tiled mode, out-of-bounds, swizzling modes"; CUDA programming guide on swizzle
-wider than the box (rows keep the swizzle's pitch).
+Source: PTX ISA, "Tensors: tiled mode, out-of-bounds, swizzling modes"; CUDA programming guide on
+swizzle wider than the box (rows keep the swizzle's pitch).
 """
 
 from dataclasses import dataclass
@@ -96,7 +98,8 @@ def shared_chunks(tensor: TensorMap, address: int) -> tuple[NDArray[np.int64], i
     """Return the chunk numbers a tile at shared address `address` fills, and the first one.
 
     Shapes:
-        result: [rows, chunks per row], with rows running over dimensions 1 and up, dimension 1 fastest.
+        result: [rows, chunks per row], with rows running over dimensions 1 and up, dimension 1
+        fastest.
 
     Raises:
         ValueError: when a sampled row is no whole number of 16-byte chunks.

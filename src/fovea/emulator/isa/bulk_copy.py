@@ -1,0 +1,383 @@
+"""Bulk copies without a tensor map, their reductions and prefetch, and bulk async-groups.
+
+What lives here: cp.async.bulk, cp.reduce.async.bulk, commit_group and wait_group. Not here: tensor
+copies (`isa/tensor_copy.py`), cp.async (`isa/copy_async.py`).
+
+Invariant: bulk async-groups belong to one thread; a wait by a thread covers only its own.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fovea.emulator.arithmetic.reduction import check_reduction, reduce_elements
+from fovea.emulator.async_engine import Operation
+from fovea.emulator.errors import IllegalOperand, Misaligned, OutOfBounds
+from fovea.emulator.isa import instruction
+from fovea.emulator.isa.copy_engine import (
+    SharedPlace,
+    active_lanes,
+    bulk_queue,
+    complete_bytes,
+    multicast_ranks,
+    own_shared_place,
+    shared_place,
+)
+from fovea.emulator.isa.instruction import Array, Instruction
+from fovea.emulator.machine.warp import Wait
+
+_SOURCE = "PTX ISA 9.7.9.25.4"
+_ALIGNMENT = 16
+
+
+def _read_size(i: Instruction) -> Callable[[Any, int], int]:
+    read = i.read("size", "u32")
+
+    def size_of(warp: Any, lane: int) -> int:
+        size = int(read(warp)[lane])
+        if size % 16:
+            raise IllegalOperand(
+                f"size {size} is no multiple of 16 bytes", warp.where(i, lane=lane)
+            )
+        return size
+
+    return size_of
+
+
+def _global_place(
+    i: Instruction, warp: Any, lane: int, address: int, size: int, *, is_write: bool
+) -> tuple[Any, int]:
+    """Return (segment, offset) of a global range."""
+    where = warp.where(i, lane=lane, address=address, space="global")
+    if address % _ALIGNMENT:
+        raise Misaligned(f"global address must be a multiple of {_ALIGNMENT} bytes", where)
+    segment = warp.machine.memory.find(address)
+    if segment is None or address + size > segment.base + len(segment.data):
+        raise OutOfBounds(
+            f"{size} bytes of global memory leave every allocation; "
+            f"{warp.machine.memory.nearest(address)}",
+            where,
+        )
+    if is_write and segment.is_read_only:
+        raise OutOfBounds(f"write to read-only {segment.name}", where)
+    return segment, address - segment.base
+
+
+@instruction(
+    "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes{.L2::cache_hint} "
+    "[d], [a], size, [mbar]{, cache-policy}",
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes{.multicast::cluster}"
+    "{.L2::cache_hint} [d], [a], size, [mbar]{, ctaMask}{, cache-policy}",
+    source=f"{_SOURCE}.1",
+    evidence="manual-only",
+    kind="copy",
+)
+def cp_async_bulk_load(i: Instruction) -> Any:
+    """Copy bytes of global memory to shared memory and signal them at an mbarrier."""
+    target, source, barrier, size_of = (
+        i.address("d"),
+        i.address("a"),
+        i.address("mbar"),
+        _read_size(i),
+    )
+    read_mask = i.read("ctaMask", "u16") if i.has("ctaMask") else None
+    read_policy = i.read("cache-policy", "b64") if i.has("cache-policy") else None
+    place_of = own_shared_place if i.has("shared::cta") else shared_place
+
+    def run(warp: Any, mask: Array) -> None:
+        if read_policy is not None:
+            read_policy(warp)
+        for lane in active_lanes(mask):
+            size = size_of(warp, lane)
+            segment, offset = _global_place(
+                i, warp, lane, int(source(warp)[lane]), size, is_write=False
+            )
+            to = place_of(
+                i, warp, lane, int(target(warp)[lane]), alignment=_ALIGNMENT, what="destination"
+            )
+            mbar = shared_place(
+                i, warp, lane, int(barrier(warp)[lane]), alignment=8, what="mbarrier"
+            )
+            ranks = [to.cta.rank]
+            if read_mask is not None:
+                ranks = multicast_ranks(i, warp, lane, int(read_mask(warp)[lane]))
+            elif mbar.cta is not to.cta:
+                raise IllegalOperand(
+                    "mbarrier and destination are in different CTAs", warp.where(i, lane=lane)
+                )
+
+            def effect(
+                operation: Operation,
+                rank: int,
+                size: int = size,
+                segment: Any = segment,
+                offset: int = offset,
+                to: SharedPlace = to,
+                mbar: SharedPlace = mbar,
+            ) -> None:
+                data = segment.data[offset : offset + size]
+                place = to.in_cta(rank)
+                place.cta.shared.write(place.offset, data, operation.access)
+                complete_bytes(mbar.in_cta(rank), size, operation)
+
+            warp.machine.counters.add("bulk_load_bytes", size)
+            warp.cta.cluster.engine.submit(
+                warp,
+                i,
+                [
+                    lambda operation, rank=rank, effect=effect: effect(operation, rank)
+                    for rank in ranks
+                ],
+                kind="bulk load",
+            )
+
+    return run
+
+
+@instruction(
+    "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [d], [a], size, [mbar]",
+    source=f"{_SOURCE}.1",
+    evidence="manual-only",
+    kind="copy",
+)
+def cp_async_bulk_shared(i: Instruction) -> Any:
+    """Copy shared memory to the shared memory of another CTA of the cluster."""
+    return _to_cluster(i, None, "")
+
+
+@instruction(
+    "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.op.type "
+    "[d], [a], size, [mbar]",
+    source=f"{_SOURCE}.2",
+    evidence="manual-only",
+    kind="copy",
+    op="and or xor add inc dec min max",
+    type="b32 u32 s32 b64 u64",
+)
+def cp_reduce_async_bulk_shared(i: Instruction) -> Any:
+    """Reduce shared memory into the shared memory of a CTA of the cluster."""
+    return _to_cluster(i, i["op"], i["type"])
+
+
+def _check_form(i: Instruction, reduction: str, element: str) -> None:
+    try:
+        check_reduction(reduction, element)
+    except ValueError as error:
+        raise i.error(str(error)) from error
+
+
+def _to_cluster(i: Instruction, reduction: str | None, element: str) -> Any:
+    if reduction is not None:
+        _check_form(i, reduction, element)
+    target, source, barrier, size_of = (
+        i.address("d"),
+        i.address("a"),
+        i.address("mbar"),
+        _read_size(i),
+    )
+
+    def run(warp: Any, mask: Array) -> None:
+        for lane in active_lanes(mask):
+            size = size_of(warp, lane)
+            origin = own_shared_place(
+                i, warp, lane, int(source(warp)[lane]), alignment=_ALIGNMENT, what="source"
+            )
+            to = shared_place(
+                i, warp, lane, int(target(warp)[lane]), alignment=_ALIGNMENT, what="destination"
+            )
+            mbar = shared_place(
+                i, warp, lane, int(barrier(warp)[lane]), alignment=8, what="mbarrier"
+            )
+            if mbar.cta is not to.cta:
+                raise IllegalOperand(
+                    "mbarrier and destination are in different CTAs", warp.where(i, lane=lane)
+                )
+            read: list[Array] = []
+
+            def read_source(
+                operation: Operation,
+                origin: SharedPlace = origin,
+                size: int = size,
+                read: list[Array] = read,
+            ) -> None:
+                read.append(origin.cta.shared.read(origin.offset, size, operation.access))
+
+            def write_target(
+                operation: Operation,
+                to: SharedPlace = to,
+                mbar: SharedPlace = mbar,
+                size: int = size,
+                read: list[Array] = read,
+            ) -> None:
+                data = read[0]
+                if reduction is not None:
+                    old = to.cta.shared.read(to.offset, size, operation.access)
+                    data = reduce_elements(reduction, element, old, data)
+                to.cta.shared.write(to.offset, data, operation.access)
+                complete_bytes(mbar, size, operation)
+
+            warp.cta.cluster.engine.submit(
+                warp, i, [read_source, write_target], kind="bulk copy to cluster"
+            )
+
+    return run
+
+
+@instruction(
+    "cp.async.bulk.global.shared::cta.bulk_group{.L2::cache_hint}{.cp_mask} "
+    "[d], [a], size{, cache-policy}{, byteMask}",
+    source=f"{_SOURCE}.1",
+    evidence="manual-only",
+    kind="copy",
+)
+def cp_async_bulk_store(i: Instruction) -> Any:
+    """Copy shared memory to global memory."""
+    if i.has("cp_mask") != i.has("byteMask"):
+        raise i.error(".cp_mask and its byteMask operand go together")
+    return _to_global(i, None, "")
+
+
+@instruction(
+    "cp.reduce.async.bulk.global.shared::cta.bulk_group{.L2::cache_hint}.op.type "
+    "[d], [a], size{, cache-policy}",
+    "cp.reduce.async.bulk.global.shared::cta.bulk_group{.L2::cache_hint}.op.noftz.type "
+    "[d], [a], size{, cache-policy}",
+    source=f"{_SOURCE}.2",
+    evidence="manual-only",
+    kind="copy",
+    op="and or xor add inc dec min max",
+    type="f16 bf16 b32 u32 s32 b64 u64 s64 f32 f64",
+)
+def cp_reduce_async_bulk_global(i: Instruction) -> Any:
+    """Reduce shared memory into global memory."""
+    needs_noftz = i["op"] == "add" and i["type"] in ("f16", "bf16")
+    if needs_noftz != i.has("noftz"):
+        raise i.error(".noftz is required for .add.f16 and .add.bf16, and allowed nowhere else")
+    return _to_global(i, i["op"], i["type"])
+
+
+def _to_global(i: Instruction, reduction: str | None, element: str) -> Any:
+    if reduction is not None:
+        _check_form(i, reduction, element)
+    target, source, size_of = i.address("d"), i.address("a"), _read_size(i)
+    read_policy = i.read("cache-policy", "b64") if i.has("cache-policy") else None
+    read_bytes = i.read("byteMask", "u16") if i.has("byteMask") else None
+
+    def run(warp: Any, mask: Array) -> None:
+        if read_policy is not None:
+            read_policy(warp)
+        for lane in active_lanes(mask):
+            size = size_of(warp, lane)
+            origin = own_shared_place(
+                i, warp, lane, int(source(warp)[lane]), alignment=_ALIGNMENT, what="source"
+            )
+            segment, offset = _global_place(
+                i, warp, lane, int(target(warp)[lane]), size, is_write=True
+            )
+            keep = None
+            if read_bytes is not None:
+                bits = int(read_bytes(warp)[lane])
+                chosen = np.array([bits >> n & 1 for n in range(16)], np.bool_)
+                keep = np.tile(chosen, size // 16)
+            read: list[Array] = []
+
+            def read_source(
+                operation: Operation,
+                origin: SharedPlace = origin,
+                size: int = size,
+                read: list[Array] = read,
+            ) -> None:
+                read.append(origin.cta.shared.read(origin.offset, size, operation.access))
+
+            def write_target(
+                operation: Operation,
+                segment: Any = segment,
+                offset: int = offset,
+                size: int = size,
+                keep: Array | None = keep,
+                read: list[Array] = read,
+            ) -> None:
+                data, old = read[0], segment.data[offset : offset + size]
+                if reduction is not None:
+                    data = reduce_elements(reduction, element, old.copy(), data)
+                if keep is not None:
+                    data = np.where(keep, data, old)
+                segment.write(offset, data, operation.access)
+
+            warp.machine.counters.add("bulk_store_bytes", size)
+            operation = warp.cta.cluster.engine.submit(
+                warp, i, [read_source, write_target], kind="bulk store", read_effects=1
+            )
+            bulk_queue(warp, lane).add(operation)
+
+    return run
+
+
+@instruction(
+    "cp.async.bulk.prefetch.L2.global{.L2::cache_hint} [a], size{, cache-policy}",
+    source=f"{_SOURCE}.3",
+    evidence="manual-only",
+    kind="copy",
+)
+def cp_async_bulk_prefetch(i: Instruction) -> Any:
+    """Check the operands of a prefetch to L2; it has no other effect."""
+    source, size_of = i.address("a"), _read_size(i)
+
+    def run(warp: Any, mask: Array) -> None:
+        for lane in active_lanes(mask):
+            size = size_of(warp, lane)
+            _global_place(i, warp, lane, int(source(warp)[lane]), size, is_write=False)
+
+    return run
+
+
+@instruction(
+    "cp.async.bulk.commit_group",
+    source="PTX ISA 9.7.9.27.2.1",
+    evidence="manual-only",
+    kind="sync",
+)
+def cp_async_bulk_commit_group(i: Instruction) -> Any:
+    """Close the group of the thread's bulk operations since the last commit."""
+
+    def run(warp: Any, mask: Array) -> None:
+        for lane in active_lanes(mask):
+            bulk_queue(warp, lane).commit()
+
+    return run
+
+
+@instruction(
+    "cp.async.bulk.wait_group{.read} n",
+    source="PTX ISA 9.7.9.27.2.2",
+    evidence="manual-only",
+    kind="sync",
+)
+def cp_async_bulk_wait_group(i: Instruction) -> Any:
+    """Wait until at most n groups of the thread are pending, or (.read) have unread sources."""
+    newest = i.immediate("n")
+    only_read = i.has("read")
+
+    def run(warp: Any, mask: Array) -> Wait | None:
+        queues = [bulk_queue(warp, lane) for lane in active_lanes(mask)]
+        operations = [operation for queue in queues for operation in queue.covered(newest)]
+        if not operations:
+            return None
+
+        def is_done(operation: Operation) -> bool:
+            return operation.is_read if only_read else operation.is_complete
+
+        def describe() -> str:
+            pending = [item.describe() for item in operations if not is_done(item)]
+            return f"{i.opcode} {newest}: {'; '.join(pending)}"
+
+        def resume() -> None:
+            if not only_read:
+                for queue in queues:
+                    queue.retire(newest)
+            warp.observe(operations)
+
+        return Wait(lambda: all(map(is_done, operations)), describe, resume)
+
+    return run

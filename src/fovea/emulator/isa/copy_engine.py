@@ -1,0 +1,246 @@
+"""What bulk and tensor copies share: addresses, barriers, tiles and per-thread groups.
+
+What lives here: resolving the operands of a copy and moving a tile. Not here: the forms
+(`isa/tensor_copy.py`, `isa/bulk_copy.py`) or which bytes a tile has (`layout/tensor_tile.py`).
+
+Invariant: a copy reads its tensor map and its operands when it is issued; memory is touched only
+inside effects, by the operation's own access.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from fovea.emulator.async_engine import Operation
+from fovea.emulator.errors import IllegalOperand, Misaligned, OutOfBounds
+from fovea.emulator.isa.instruction import Array, Instruction
+from fovea.emulator.layout.descriptor import CHUNK_BYTES
+from fovea.emulator.layout.tensor_map import MAP_BYTES, TensorMap, decode_tensor_map
+from fovea.emulator.layout.tensor_tile import Tile, clip_box, shared_chunks, tile_shape
+from fovea.emulator.machine.memory import RANK_SHIFT
+
+_OFFSET_MASK = (1 << RANK_SHIFT) - 1
+_TENSOR_ALIGNMENT = 128
+_NAN_BITS = {2: 0x7FFF, 4: 0x7FFFFFFF, 8: 0x7FFFFFFFFFFFFFFF}
+_FLOAT_TYPES = ("f16", "bf16", "f32", "f32.ftz", "f64", "tf32", "tf32.ftz")
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPlace:
+    """A place in the shared memory of a CTA of the cluster."""
+
+    cta: Any
+    offset: int
+
+    def in_cta(self, rank: int) -> "SharedPlace":
+        """Return the same offset in another CTA of the cluster."""
+        return SharedPlace(self.cta.cluster.ctas[rank], self.offset)
+
+
+def shared_place(
+    i: Instruction, warp: Any, lane: int, address: int, *, alignment: int, what: str
+) -> SharedPlace:
+    """Return where a 32-bit shared address points.
+
+    Raises:
+        OutOfBounds: no CTA of the cluster has it.
+        Misaligned: the address is no multiple of `alignment`.
+    """
+    cta = warp.cta.cluster.cta_of(address)
+    where = warp.where(i, lane=lane, address=address, space="shared")
+    if cta is None:
+        raise OutOfBounds(
+            f"{what} names CTA {address >> RANK_SHIFT} of a cluster of "
+            f"{len(warp.cta.cluster.ctas)}",
+            where,
+        )
+    if address % alignment:
+        raise Misaligned(f"{what} must be a multiple of {alignment} bytes", where)
+    return SharedPlace(cta, address & _OFFSET_MASK)
+
+
+def own_shared_place(
+    i: Instruction, warp: Any, lane: int, address: int, *, alignment: int, what: str
+) -> SharedPlace:
+    """Return where a `.shared::cta` address points; it must be in the executing CTA."""
+    place = shared_place(i, warp, lane, address, alignment=alignment, what=what)
+    if place.cta is not warp.cta:
+        raise IllegalOperand(
+            f"{what} is .shared::cta but points into CTA {place.cta.rank} of the cluster",
+            warp.where(i, lane=lane, address=address, space="shared"),
+        )
+    return place
+
+
+def multicast_ranks(i: Instruction, warp: Any, lane: int, mask: int) -> list[int]:
+    """Return the CTA ranks of a multicast mask."""
+    size = len(warp.cta.cluster.ctas)
+    mask &= 0xFFFF
+    if not mask or mask >> size:
+        raise IllegalOperand(
+            f"ctaMask {mask:#06x} does not name CTAs of a cluster of {size}",
+            warp.where(i, lane=lane),
+        )
+    return [rank for rank in range(size) if mask >> rank & 1]
+
+
+def complete_bytes(place: SharedPlace, size: int, operation: Operation) -> None:
+    """Signal bytes at an mbarrier.
+
+    Raises:
+        IllegalOperand: no mbarrier lies there, or its tx-count leaves its range.
+    """
+    access = operation.access
+    barrier = place.cta.mbarriers.get(place.offset)
+    where = access.warp.where(access.instruction, address=place.offset, space="shared")
+    if barrier is None:
+        raise IllegalOperand(
+            f"{operation.kind}: no initialised mbarrier at shared {place.offset:#x} of CTA "
+            f"{place.cta.index}",
+            where,
+        )
+    problem = barrier.complete_tx(size, access)
+    if problem:
+        raise IllegalOperand(problem, where)
+    access.warp.machine.notify()
+
+
+# --- tensor maps --------------------------------------------------------------------------------
+
+_decode = lru_cache(maxsize=256)(decode_tensor_map)
+
+
+def tensor_map_at(i: Instruction, warp: Any, lane: int, address: int, mask: Array) -> TensorMap:
+    """Return the tensor map at a generic address.
+
+    Raises:
+        OutOfBounds, Misaligned: no 128 bytes lie there, or not at a multiple of 64.
+        IllegalOperand: the bytes are no usable tensor map.
+    """
+    where = warp.where(i, lane=lane, address=address)
+    if address % 64:
+        raise Misaligned("a tensor map must be a multiple of 64 bytes", where)
+    found = warp.machine.segment(warp, address)
+    if found is None:
+        raise OutOfBounds(
+            f"no memory at the tensor map's address; {warp.machine.memory.nearest(address)}", where
+        )
+    segment, offset = found
+    data = segment.read(offset, MAP_BYTES, warp.touch(i, mask))
+    try:
+        return _decode(data.tobytes())
+    except ValueError as error:
+        raise IllegalOperand(f"tensor map: {error}", where) from error
+
+
+@dataclass(frozen=True, slots=True)
+class TileCopy:
+    """One box of a tensor and its place in shared memory.
+
+    Attributes:
+        tensor: the decoded tensor map.
+        tile: the part of the box inside the tensor.
+        view: that part's bytes in global memory, dimension 0 last; None if nothing is inside.
+    """
+
+    tensor: TensorMap
+    tile: Tile
+    view: Array | None
+
+    def read_global(self) -> Array:
+        """Return the whole box as bytes, out-of-bounds elements filled."""
+        shape = tile_shape(self.tensor)
+        size = self.tensor.element.size_bytes
+        if self.tensor.fills_nan and self.tensor.element.name in _FLOAT_TYPES:
+            count = shape[-1] // size
+            nan = np.array([_NAN_BITS[size]], np.uint64).view(np.uint8)[:size]
+            box = np.ascontiguousarray(np.broadcast_to(np.tile(nan, count), shape))
+        else:
+            box = np.zeros(shape, np.uint8)
+        if self.view is not None:
+            assert self.tile.inside is not None
+            box[_byte_slices(self.tile.inside, size)] = self.view.reshape(
+                *self.view.shape[: len(shape) - 1], -1
+            )
+        return _converted(box, self.tensor.element.name)
+
+    def inside_of(self, box: Array) -> Array:
+        """Return the part of a box of bytes that lies inside the tensor, shaped as the view."""
+        assert self.tile.inside is not None
+        assert self.view is not None
+        part = box[_byte_slices(self.tile.inside, self.tensor.element.size_bytes)]
+        return part.reshape(self.view.shape)
+
+    def shared_offsets(self, address: int) -> Array:
+        """Return the offsets of the box's 16-byte chunks at shared offset `address`."""
+        table, first = shared_chunks(self.tensor, address)
+        return (table + first) * CHUNK_BYTES
+
+
+def tile_copy(
+    i: Instruction, warp: Any, lane: int, tensor: TensorMap, coordinates: tuple[int, ...]
+) -> TileCopy:
+    """Return the copy of one box.
+
+    Raises:
+        IllegalOperand: the map and the instruction do not fit each other.
+        OutOfBounds: the tensor the map describes leaves its allocation.
+    """
+    try:
+        tile = clip_box(tensor, coordinates)
+        shared_chunks(tensor, 0)
+    except ValueError as error:
+        raise IllegalOperand(str(error), warp.where(i, lane=lane)) from error
+    if tile.is_empty:
+        return TileCopy(tensor, tile, None)
+    element_bytes = tensor.element.size_bytes
+    first, end = tile.span(element_bytes)
+    segment = warp.machine.memory.find(first)
+    if segment is None or end > segment.base + len(segment.data):
+        raise OutOfBounds(
+            f"the tensor map's box at {coordinates} covers {first:#x}..{end:#x}, which "
+            f"leaves its allocation; {warp.machine.memory.nearest(first)}",
+            warp.where(i, lane=lane, address=first, space="global"),
+        )
+    data = segment.data[first - segment.base : end - segment.base]
+    if tile.strides[-1] == element_bytes:
+        shape = (*tile.counts[:-1], tile.counts[-1] * element_bytes)
+        strides = (*tile.strides[:-1], 1)
+    else:
+        shape, strides = (*tile.counts, element_bytes), (*tile.strides, 1)
+    return TileCopy(tensor, tile, as_strided(data, shape, strides))
+
+
+def _byte_slices(inside: tuple[slice, ...], size: int) -> tuple[slice, ...]:
+    last = inside[-1]
+    return (*inside[:-1], slice(last.start * size, last.stop * size))
+
+
+def _converted(box: Array, element: str) -> Array:
+    """Return loaded bytes as the engine converts them: tf32 rounds to nearest even, ftz flushes."""
+    if element.endswith(".ftz"):
+        value = box.view(np.float32)
+        tiny = np.abs(value) < np.float32(2.0**-126)
+        box = np.where(tiny, np.copysign(np.float32(0), value), value).view(np.uint8)
+    if element.startswith("tf32"):
+        bits = box.view(np.uint32)
+        rounded = bits + np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1))
+        is_finite = bits & np.uint32(0x7F800000) != np.uint32(0x7F800000)
+        box = (np.where(is_finite, rounded, bits) & np.uint32(0xFFFFE000)).view(np.uint8)
+    return box
+
+
+# --- lanes --------------------------------------------------------------------------------------
+
+
+def active_lanes(mask: Array) -> list[int]:
+    """Return the numbers of the active lanes."""
+    return np.flatnonzero(mask).tolist()
+
+
+def bulk_queue(warp: Any, lane: int) -> Any:
+    """Return the bulk async-groups of one thread."""
+    return warp.queue(("bulk", lane))

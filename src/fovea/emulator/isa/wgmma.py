@@ -1,0 +1,239 @@
+"""Warpgroup matrix multiply-accumulate: wgmma.mma_async and its fence, commit and wait.
+
+What lives here: decoding of the forms and the issue of one warp. Not here: the work of the four
+warps together (`isa/warpgroup.py`), layouts (`layout/`), arithmetic (`arithmetic/`).
+
+Invariant: from issue until a `wgmma.wait_group` that covers it, accumulator registers hold an
+unreadable object; so any use of them raises, whatever the schedule.
+"""
+
+from typing import Any
+
+from fovea.emulator.errors import IllegalOperand
+from fovea.emulator.isa import instruction
+from fovea.emulator.isa.instruction import ALL_LANES, Array, Instruction
+from fovea.emulator.isa.warpgroup import Product, RegisterFence, Ticket, warpgroup_of
+from fovea.emulator.machine.warp import Wait
+from fovea.emulator.ptx import syntax
+
+_SOURCE = "PTX ISA 9.7.15"
+_ELEMENT_BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1}
+_COLUMNS = range(8, 257, 8)
+
+
+def _shapes(k: int) -> str:
+    return " ".join(f"m64n{n}k{k}" for n in _COLUMNS)
+
+
+def _product(i: Instruction) -> Product:
+    """Return the static part of an mma_async: shape, types, scales, majorness, registers."""
+    n, k = (int(part) for part in i["shape"][4:].split("k"))
+    d, a = i.operands["d"], i.operands["a"]
+    a_in_registers = isinstance(a, syntax.Vector)
+    bytes_ = _ELEMENT_BYTES[i["atype"]]
+    expected = n // 4 if i["dtype"] == "f16" else n // 2
+    d_slots = _slots(i, d, expected, f"D of {i['shape']} in .{i['dtype']}")
+    a_slots = _slots(i, a, 4, "A in registers") if a_in_registers else ()
+    scales = [_sign(i, name) if i.has(name) else 1 for name in ("imm-scale-a", "imm-scale-b")]
+    transposes = [name for name in ("imm-trans-1", "imm-trans-2") if i.has(name)]
+    wanted = 0 if bytes_ != 2 else 1 if a_in_registers else 2
+    if len(transposes) != wanted:
+        raise i.error(f"{len(transposes)} transpose operands; this form has {wanted}")
+    values = [_bit(i, name) for name in transposes]
+    return Product(
+        instruction=i,
+        columns=n,
+        k_extent=k,
+        d_type=i["dtype"],
+        a_type=i["atype"],
+        b_type=i["btype"],
+        element_bytes=bytes_,
+        d_slots=d_slots,
+        a_slots=a_slots,
+        a_sign=scales[0],
+        b_sign=scales[1],
+        a_is_k_major=a_in_registers or not values or not values[0],
+        b_is_k_major=not values or not values[-1],
+        saturates=i.has("satfinite"),
+    )
+
+
+def _slots(i: Instruction, operand: syntax.Operand, count: int, what: str) -> tuple[int, ...]:
+    if not isinstance(operand, syntax.Vector) or len(operand.items) != count:
+        got = len(operand.items) if isinstance(operand, syntax.Vector) else 1
+        raise i.error(f"{what} takes {count} registers, got {got}")
+    slots: list[int] = []
+    for item in operand.items:
+        if not isinstance(item, syntax.Register) or i.slot(item).dtype.itemsize != 4:
+            raise i.error(f"{what}: {item} is no 32-bit register")
+        slots.append(i.slot(item).index)
+    return tuple(slots)
+
+
+def _sign(i: Instruction, name: str) -> int:
+    value = i.immediate(name)
+    if value not in (1, -1):
+        raise i.error(f"{name} is {value}; allowed: 1, -1")
+    return value
+
+
+def _bit(i: Instruction, name: str) -> int:
+    value = i.immediate(name)
+    if value not in (0, 1):
+        raise i.error(f"{name} is {value}; allowed: 0, 1")
+    return value
+
+
+_FLOAT_OPERANDS = "d, a, b-desc, scale-d, imm-scale-a, imm-scale-b{, imm-trans-1}{, imm-trans-2}"
+
+
+@instruction(
+    "wgmma.mma_async.sync.aligned.shape.dtype.atype.btype " + _FLOAT_OPERANDS,
+    source=f"{_SOURCE}.5.2",
+    evidence="manual-only",
+    targets="sm_90a",
+    kind="mma",
+    shape=_shapes(16),
+    dtype="f16 f32",
+    atype="f16",
+    btype="f16",
+)
+@instruction(
+    "wgmma.mma_async.sync.aligned.shape.dtype.atype.btype " + _FLOAT_OPERANDS,
+    source=f"{_SOURCE}.5.2",
+    evidence="manual-only",
+    targets="sm_90a",
+    kind="mma",
+    shape=_shapes(16),
+    dtype="f32",
+    atype="bf16",
+    btype="bf16",
+)
+@instruction(
+    "wgmma.mma_async.sync.aligned.shape.dtype.atype.btype " + _FLOAT_OPERANDS,
+    source=f"{_SOURCE}.5.2",
+    evidence="manual-only",
+    targets="sm_90a",
+    kind="mma",
+    shape=_shapes(8),
+    dtype="f32",
+    atype="tf32",
+    btype="tf32",
+)
+@instruction(
+    "wgmma.mma_async.sync.aligned.shape.dtype.atype.btype " + _FLOAT_OPERANDS,
+    source=f"{_SOURCE}.5.2",
+    evidence="manual-only",
+    targets="sm_90a",
+    kind="mma",
+    shape=_shapes(32),
+    dtype="f16 f32",
+    atype="e4m3 e5m2",
+    btype="e4m3 e5m2",
+)
+@instruction(
+    "wgmma.mma_async.sync.aligned.shape{.satfinite}.dtype.atype.btype d, a, b-desc, scale-d",
+    "wgmma.mma_async.sync.aligned.shape.dtype.atype.btype{.satfinite} d, a, b-desc, scale-d",
+    source=f"{_SOURCE}.5.2",
+    evidence="manual-only",
+    targets="sm_90a",
+    kind="mma",
+    shape=_shapes(32),
+    dtype="s32",
+    atype="s8 u8",
+    btype="s8 u8",
+)
+def wgmma_mma_async(i: Instruction) -> Any:
+    """D = A B + D, or A B if scale-d is false; A from registers or shared memory."""
+    product = _product(i)
+    read_a = None if product.a_slots else i.uniform("a", "b64")
+    read_b = i.uniform("b-desc", "b64")
+    read_scale = i.read("scale-d", "pred")
+
+    def run(warp: Any, mask: Array) -> None:
+        _check_aligned(i, warp, mask)
+        scale = read_scale(warp)
+        if bool(scale[0]) != bool(scale.all()):
+            raise IllegalOperand("scale-d differs between lanes", warp.where(i))
+        descriptor_a = 0 if read_a is None else read_a(warp, mask)
+        ticket = warpgroup_of(warp).issue(
+            warp, product, (descriptor_a, read_b(warp, mask), bool(scale[0]))
+        )
+        warp.queue("wgmma").add(ticket)
+
+    return run
+
+
+@instruction(
+    "wgmma.fence.sync.aligned",
+    source=f"{_SOURCE}.7.1",
+    evidence="manual-only",
+    targets="sm_90a",
+    kind="sync",
+)
+def wgmma_fence(i: Instruction) -> Any:
+    """Order earlier accesses of registers before later wgmma.mma_async."""
+
+    def run(warp: Any, mask: Array) -> None:
+        _check_aligned(i, warp, mask)
+        warp.state["wgmma.fence"] = RegisterFence(warp.registers)
+
+    return run
+
+
+@instruction(
+    "wgmma.commit_group.sync.aligned",
+    source=f"{_SOURCE}.7.2",
+    evidence="manual-only",
+    targets="sm_90a",
+    kind="sync",
+)
+def wgmma_commit_group(i: Instruction) -> Any:
+    """Close the group of the products issued since the last commit."""
+
+    def run(warp: Any, mask: Array) -> None:
+        _check_aligned(i, warp, mask)
+        warp.queue("wgmma").commit()
+
+    return run
+
+
+@instruction(
+    "wgmma.wait_group.sync.aligned n",
+    source=f"{_SOURCE}.7.3",
+    evidence="manual-only",
+    targets="sm_90a",
+    kind="sync",
+)
+def wgmma_wait_group(i: Instruction) -> Any:
+    """Wait until at most n groups are pending; their accumulators become readable."""
+    newest = i.immediate("n")
+    if newest < 0:
+        raise i.error(f"wait_group {newest}; the count must not be negative")
+
+    def run(warp: Any, mask: Array) -> Wait | None:
+        _check_aligned(i, warp, mask)
+        queue = warp.queue("wgmma")
+        tickets: list[Ticket] = queue.covered(newest)  # pyright: ignore[reportAssignmentType]
+        if not tickets:
+            return None
+
+        def describe() -> str:
+            return f"wgmma.wait_group {newest}: " + "; ".join(
+                ticket.describe() for ticket in tickets if not ticket.is_complete
+            )
+
+        def resume() -> None:
+            queue.retire(newest)
+            warpgroup_of(warp).deliver(warp, i, tickets)
+
+        return Wait(lambda: all(ticket.is_complete for ticket in tickets), describe, resume)
+
+    return run
+
+
+def _check_aligned(i: Instruction, warp: Any, mask: Array) -> None:
+    if mask is not ALL_LANES:
+        raise IllegalOperand(
+            f"{i.opcode} is .aligned: all 32 lanes must execute it together", warp.where(i)
+        )
