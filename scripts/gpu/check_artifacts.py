@@ -165,15 +165,15 @@ def first_launch(artifact: Artifact, device: torch.device) -> str:
     return f"{before} before the first launch, {devices_started()} after it"
 
 
-def check(artifact: Artifact, device: torch.device) -> str:
-    """Load and check one artifact; return what to say about it."""
+def check(artifact: Artifact, device: torch.device) -> tuple[str, str]:
+    """Load and check one artifact; return its state and what to say about it."""
     start = time.perf_counter()
     run = module.load(artifact, device)
     loaded = f"opened in {(time.perf_counter() - start) * 1e3:.0f} ms"
     checker = CHECKS.get(artifact.record.name)
     if checker is None:
-        return f"{loaded}; no check of this name, not run"
-    return f"{loaded}, {checker(run, device)}"
+        return "loaded", f"{loaded}; no check of this name, not run"
+    return "right", f"{loaded}, {checker(run, device)}"
 
 
 def main() -> int:
@@ -196,7 +196,7 @@ def main() -> int:
     for path in paths:
         name = str(path.parent.relative_to(options.folder))
         try:
-            rows.append((name, "right", check(read_artifact(path.parent), device)))
+            rows.append((name, *check(read_artifact(path.parent), device)))
         except Exception as error:
             traceback.print_exc()
             rows.append((name, "WRONG", str(error).strip().splitlines()[0]))
@@ -209,7 +209,7 @@ def main() -> int:
     if not rows:
         sys.stdout.write(f"no artifact under {options.folder}\n")
         return 1
-    return sum(state != "right" for _, state, _ in rows)
+    return sum(state == "WRONG" for _, state, _ in rows)
 
 
 if __name__ == "__main__":
