@@ -1,4 +1,5 @@
-"""The driver against small launchers written in LLVM IR, with the symbols CuTe-DSL launchers use."""
+"""The driver against small launchers written in LLVM IR, with the symbols CuTe-DSL launchers
+use."""
 
 import ctypes
 import struct

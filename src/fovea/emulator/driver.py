@@ -1,8 +1,8 @@
 """Running a CuTe-DSL host launcher on the CPU and catching the kernels it launches.
 
-What lives here: the CUDA runtime and TVM-FFI symbols a launcher calls, answered from Python, and
-`Launcher`, which calls it. Not here: linking the object (host_object.py), argument layouts
-(host_arguments.py), running a kernel (run.py).
+What lives here: `Launcher`, which calls a linked launcher and takes its launches. Not here: linking
+the object (host_object.py), argument layouts (host_arguments.py), the symbols it calls
+(host_runtime.py), running a kernel (run.py).
 
 Invariant: everything belongs to one `Launcher` or to one call of it. A call's state is
 thread-local, so launchers can be called from several threads; an exception raised while a callback
@@ -13,7 +13,6 @@ signature).
 """
 
 import ctypes
-import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,53 +25,18 @@ from fovea.emulator.host_arguments import (
     read_c_signature,
 )
 from fovea.emulator.host_object import HostObject, LauncherError, read_symbols
+from fovea.emulator.host_runtime import (
+    CONFIG,
+    DEVICE_ATTRIBUTES,
+    LAUNCH_FAILURE,
+    SUCCESS,
+    callbacks_of,
+    cluster_of,
+)
+from fovea.emulator.machine.memory import GlobalMemory
+from fovea.emulator.options import Options
+from fovea.emulator.run import Result, host_memory, load_ptx
 
-_SUCCESS = 0
-_INVALID_VALUE = 1
-_INVALID_RESOURCE_HANDLE = 400
-_LAUNCH_FAILURE = 719
-
-# cudaLaunchConfig_t: grid, block (six uint32), shared bytes, stream, attributes, their count.
-_CONFIG = struct.Struct("<6IQQQI")
-# cudaLaunchAttribute: the id, padded to 8, then a 64-byte value.
-_ATTRIBUTE_BYTES = 72
-_ATTRIBUTE_CLUSTER = 4
-_ATTRIBUTES_IGNORED = {
-    1: "access policy window",
-    2: "cooperative",
-    3: "synchronization policy",
-    5: "cluster scheduling policy",
-    6: "programmatic stream serialization",
-    7: "programmatic event",
-    8: "priority",
-    9: "memory sync domain map",
-    10: "memory sync domain",
-    11: "preferred cluster dimension",
-    14: "preferred shared memory carveout",
-}
-
-# cudaDeviceAttr by number for one device of the compute capability in `target`.
-_DEVICE_ATTRIBUTES: dict[int, int] = {
-    1: 1024,
-    2: 1024,
-    3: 1024,
-    4: 64,
-    5: 2147483647,
-    6: 65535,
-    7: 65535,
-    8: 49152,
-    9: 65536,
-    10: 32,
-    12: 65536,
-    39: 2048,
-    81: 233472,
-    82: 65536,
-    95: 1,
-    97: 232448,
-    106: 32,
-    111: 1024,
-    120: 1,
-}
 _MULTIPROCESSOR_COUNT, _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 16, 75, 76
 
 
@@ -91,6 +55,78 @@ class Launch:
     shared_bytes: int
     parameters: tuple[bytes, ...]
     arrays: tuple[DeviceArray, ...]
+    options: Options
+
+
+def load_launcher(
+    object_bytes: bytes,
+    ptx: str,
+    *,
+    header: str | None = None,
+    options: Options | None = None,
+) -> "Launcher":
+    """Return a host launcher whose kernels run in the emulator.
+
+    Args:
+        object_bytes: the object file that CuTe-DSL's `export_to_c` wrote, with the TVM-FFI
+            interface (`--enable-tvm-ffi`) or the plain C one.
+        ptx: the PTX of the same compilation (`--keep-ptx`).
+        header: the text of the exported header; the plain C interface needs it.
+        options: of calls that give none.
+
+    Raises:
+        LauncherError: when the object cannot be loaded.
+        PtxError: when the PTX is wrong.
+    """
+    module = load_ptx(ptx)
+
+    def run(launch: Launch) -> Result:
+        return module.launch(
+            launch.kernel,
+            launch.grid,
+            launch.block,
+            launch.cluster,
+            launch.parameters,
+            launch.shared_bytes,
+            launch.options,
+            memory=_memory_of(launch.arrays),
+        )
+
+    return Launcher(
+        object_bytes,
+        parameter_sizes={kernel: module.parameter_sizes(kernel) for kernel in module.kernels},
+        run=run,
+        header=header,
+        capability=_capability(module.target),
+        options=options,
+    )
+
+
+def _capability(target: str) -> tuple[int, int]:
+    """Return the compute capability of a PTX target such as "sm_100a"."""
+    number = int(target.removeprefix("sm_").rstrip("af"))
+    return number // 10, number % 10
+
+
+def _memory_of(arrays: Sequence[DeviceArray]) -> GlobalMemory:
+    """Return the bytes of the arrays as global memory; overlapping arrays are one allocation."""
+    merged: list[list[Any]] = []
+    for array in sorted(arrays, key=lambda item: item.byte_range()):
+        start, size = array.byte_range()
+        if not size:
+            continue
+        name = f"{array.dtype} array {list(array.shape)}"
+        if merged and start < merged[-1][1] and array.writable == merged[-1][3]:
+            merged[-1][1] = max(merged[-1][1], start + size)
+            merged[-1][2] += f" with {name}"
+        else:
+            merged.append([start, start + size, name, array.writable])
+    memory = GlobalMemory()
+    for start, end, name, is_writable in merged:
+        data = host_memory(start, end - start)
+        data.flags.writeable = is_writable
+        memory.register_bytes(data, start, name)
+    return memory
 
 
 @dataclass(slots=True)
@@ -98,6 +134,7 @@ class _Call:
     """State of one call of a launcher, on one thread."""
 
     arrays: tuple[DeviceArray, ...]
+    options: Options
     results: list[Any] = field(default_factory=list[Any])
     failure: BaseException | None = None
     message: str = ""
@@ -114,7 +151,7 @@ class Launcher:
         run: Callable[[Launch], Any],
         header: str | None = None,
         capability: tuple[int, int] = (9, 0),
-        multiprocessor_count: int = 132,
+        options: Options | None = None,
     ) -> None:
         """Link `object_bytes`; see `load_launcher`.
 
@@ -128,8 +165,8 @@ class Launcher:
         """
         self._parameter_sizes = parameter_sizes
         self._run = run
-        self._attributes = _DEVICE_ATTRIBUTES | {
-            _MULTIPROCESSOR_COUNT: multiprocessor_count,
+        self._options = options or Options()
+        self._attributes = DEVICE_ATTRIBUTES | {
             _CAPABILITY_MAJOR: capability[0],
             _CAPABILITY_MINOR: capability[1],
         }
@@ -137,7 +174,7 @@ class Launcher:
         self._setup = threading.RLock()
         self._kernels: list[str] = []
         # ctypes frees a callback with its object: they must live as long as the linked code.
-        self._callbacks = _callbacks(self)
+        self._callbacks = callbacks_of(self)
         imports = {
             name: ctypes.cast(callback, ctypes.c_void_p).value or 0
             for name, callback in self._callbacks.items()
@@ -169,13 +206,19 @@ class Launcher:
         self._setup_names = setup
         self._is_set_up = False
 
-    def __call__(self, *values: object, memory: Sequence[DeviceArray] = ()) -> tuple[Any, ...]:
+    def __call__(
+        self,
+        *values: object,
+        memory: Sequence[DeviceArray] = (),
+        options: Options | None = None,
+    ) -> tuple[Any, ...]:
         """Run the launcher and return what each of its launches returned.
 
         Args:
             values: its arguments: numpy arrays, CPU DLPack tensors, `DeviceArray`s, numbers,
             tuples.
             memory: further memory the kernels may reach through raw pointers.
+            options: of this call's launches.
 
         Raises:
             LauncherError: when the launcher rejects its arguments or reports a failure.
@@ -186,7 +229,7 @@ class Launcher:
             arguments: Any = packed.ffi_values(values)
         else:
             arguments = packed.c_arguments(self._signature, values)
-        call = _Call(arrays=(*packed.arrays, *memory))
+        call = _Call(arrays=(*packed.arrays, *memory), options=options or self._options)
         outer = getattr(self._calls, "current", None)
         self._calls.current = call
         try:
@@ -249,6 +292,10 @@ class Launcher:
             raise LauncherError("the launcher called the CUDA runtime outside of a call")
         return cast(_Call, call)
 
+    def set_message(self, message: str) -> None:
+        """Remember what the launcher reports as its own failure."""
+        self.current_call().message = message
+
     def keep_failure(self, failure: BaseException) -> None:
         """Remember the first exception of the call, to be raised when the launcher returns."""
         call = getattr(self._calls, "current", None)
@@ -270,6 +317,8 @@ class Launcher:
 
     def device_attribute(self, number: int) -> int:
         """Return a device attribute of the modelled device."""
+        if number == _MULTIPROCESSOR_COUNT:
+            return self.current_call().options.num_sms
         if number not in self._attributes:
             raise LauncherError(
                 f"the launcher asks for device attribute {number}, which is not modelled "
@@ -281,12 +330,12 @@ class Launcher:
         """Run one launch and return a CUDA status."""
         call = self.current_call()
         if call.failure is not None:
-            return _LAUNCH_FAILURE
+            return LAUNCH_FAILURE
         if not 1 <= handle <= len(self._kernels):
             raise LauncherError(f"launch of unknown kernel handle {handle}")
         name = self._kernels[handle - 1]
-        values = _CONFIG.unpack(ctypes.string_at(config, _CONFIG.size))
-        cluster = _cluster(values[8], values[9])
+        values = CONFIG.unpack(ctypes.string_at(config, CONFIG.size))
+        cluster = cluster_of(values[8], values[9])
         pointers = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))
         sizes = self._parameter_sizes[name]
         call.results.append(
@@ -301,157 +350,24 @@ class Launcher:
                         ctypes.string_at(pointers[i] or 0, size) for i, size in enumerate(sizes)
                     ),
                     arrays=call.arrays,
+                    options=call.options,
                 )
             )
         )
-        return _SUCCESS
+        return SUCCESS
 
     def init_once(self, slot: int, init: int, load: int) -> int:
         """Load the kernel library into `slot` once (cuda_dialect_init_library_once)."""
         with self._setup:
             target = ctypes.c_uint64.from_address(slot)
             if target.value:
-                return _SUCCESS
+                return SUCCESS
             self._library = (ctypes.c_uint64 * 16)()
             address = ctypes.addressof(self._library)
             status = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(init)(address)
-            if status == _SUCCESS:
+            if status == SUCCESS:
                 prototype = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
                 status = prototype(load)(address, 0)
-            if status == _SUCCESS:
+            if status == SUCCESS:
                 target.value = address
             return status
-
-
-def _cluster(attributes: int, count: int) -> tuple[int, int, int]:
-    """Return the cluster dimension among a launch's attributes."""
-    cluster = (1, 1, 1)
-    for i in range(count):
-        at = attributes + i * _ATTRIBUTE_BYTES
-        number = ctypes.c_uint32.from_address(at).value
-        if number == _ATTRIBUTE_CLUSTER:
-            cluster = struct.unpack("<3I", ctypes.string_at(at + 8, 12))
-        elif number not in _ATTRIBUTES_IGNORED:
-            raise LauncherError(
-                f"launch attribute {number} is not known (known: 4 cluster, {_ATTRIBUTES_IGNORED})"
-            )
-    return cluster
-
-
-def _callbacks(launcher: Launcher) -> dict[str, Any]:
-    """Return the ctypes callbacks for every symbol a launcher may need."""
-    pointer, integer, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
-    callbacks: dict[str, Any] = {}
-
-    def answer(name: str, *types: Any, result: Any = integer) -> Callable[[Any], Any]:
-        def register(function: Callable[..., int | None]) -> Callable[..., int | None]:
-            def guarded(*values: Any) -> int | None:
-                try:
-                    return function(*values)
-                # An exception cannot cross the launcher's machine code; the caller raises it.
-                except BaseException as failure:
-                    launcher.keep_failure(failure)
-                    return _LAUNCH_FAILURE if result is integer else None
-
-            callbacks[name] = ctypes.CFUNCTYPE(result, *types)(guarded)
-            return function
-
-        return register
-
-    def store_int(address: int, value: int) -> int:
-        ctypes.c_int32.from_address(address).value = value
-        return _SUCCESS
-
-    @answer("_cudaLibraryLoadData", *[pointer] * 4, integer, pointer, pointer, integer)
-    def _load(library: int, *_: Any) -> int:
-        ctypes.c_uint64.from_address(library).value = 1
-        return _SUCCESS
-
-    @answer("_cudaLibraryGetKernel", pointer, pointer, text)
-    def _get_kernel(kernel: int, _library: int, name: bytes) -> int:
-        ctypes.c_uint64.from_address(kernel).value = launcher.find_kernel(name.decode())
-        return _SUCCESS
-
-    @answer("_cudaLibraryUnload", pointer)
-    def _unload(_library: int) -> int:
-        return _SUCCESS
-
-    @answer("_cudaGetDevice", pointer)
-    def _get_device(device: int) -> int:
-        return store_int(device, 0)
-
-    @answer("_cudaGetDeviceCount", pointer)
-    def _get_device_count(count: int) -> int:
-        return store_int(count, 1)
-
-    @answer("_cudaSetDevice", integer)
-    def _set_device(device: int) -> int:
-        return _SUCCESS if device == 0 else 101
-
-    @answer("_cudaDeviceGetAttribute", pointer, integer, integer)
-    def _device_attribute(value: int, attribute: int, _device: int) -> int:
-        return store_int(value, launcher.device_attribute(attribute))
-
-    @answer("_cudaFuncSetAttribute", pointer, integer, integer)
-    def _set_function_attribute(*_: Any) -> int:
-        return _SUCCESS
-
-    @answer("_cudaKernelSetAttributeForDevice", pointer, integer, integer, integer)
-    def _set_kernel_attribute(*_: Any) -> int:
-        return _SUCCESS
-
-    @answer("_cuKernelGetAttribute", pointer, integer, pointer, integer)
-    def _kernel_attribute(value: int, attribute: int, _kernel: int, _device: int) -> int:
-        # 0 is the thread limit; 1 the static shared memory, which the machine adds by itself.
-        known = {0: 1024, 1: 0}
-        if attribute not in known:
-            raise LauncherError(f"kernel attribute {attribute} is not modelled (modelled: {known})")
-        return store_int(value, known[attribute])
-
-    @answer("_cudaLaunchKernelEx", pointer, pointer, pointer)
-    def _launch(config: int, kernel: int | None, parameters: int) -> int:
-        return launcher.launch(config, kernel or 0, parameters)
-
-    @answer("cuda_dialect_init_library_once", pointer, pointer, pointer, pointer)
-    def _init_once(slot: int, init: int, load: int, _on_error: int) -> int:
-        return launcher.init_once(slot, init, load)
-
-    @answer("cuda_dialect_unload_library_once", pointer, result=None)
-    def _unload_once(_slot: int) -> None:
-        return None
-
-    @answer("TVMFFIEnvGetStream", integer, integer, result=pointer)
-    def _stream(_device_type: int, _device: int) -> int:
-        return 0
-
-    @answer("TVMFFIErrorSetRaisedFromCStr", text, text, result=None)
-    def _set_error(kind: bytes, message: bytes) -> None:
-        launcher.current_call().message = f"{kind.decode()}: {message.decode()}"
-
-    @answer("TVMFFIErrorSetRaisedFromCStrParts", text, ctypes.POINTER(text), integer, result=None)
-    def _set_error_parts(kind: bytes, parts: Any, count: int) -> None:
-        message = "".join(part.decode() for i in range(count) if (part := parts[i]) is not None)
-        launcher.current_call().message = f"{kind.decode()}: {message}"
-
-    @answer("CuteDSLRT_TVMFFISetRaisedCudaError", pointer, integer, result=None)
-    def _set_cuda_error(_setter: int, status: int) -> None:
-        launcher.current_call().message = f"the launcher stopped with CUDA error {status}"
-
-    @answer(
-        "CuteDSLRT_TVMFFISetRaisedCudaLaunchError",
-        pointer,
-        *[integer] * 7,
-        ctypes.c_int64,
-        *[integer] * 10,
-        text,
-        text,
-        *[integer] * 3,
-        result=None,
-    )
-    def _set_launch_error(_setter: int, *values: Any) -> None:
-        launcher.current_call().message = (
-            f"the launcher refuses its launch: {values[18].decode()} (grid {values[0:3]}, block "
-            f"{values[3:6]}, {values[7]} bytes of dynamic shared memory)"
-        )
-
-    return callbacks
