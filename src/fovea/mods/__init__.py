@@ -1,0 +1,1 @@
+"""Mods: score_mod and mask_mod functions, their graphs, and a library of them."""

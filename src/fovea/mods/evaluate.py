@@ -1,0 +1,392 @@
+"""Run the graph of a mod on tensors: the definition of what every node means.
+
+Lives here: evaluation in plain torch, differentiable by autograd through the score and the captured
+tensors. Not here: tracing (`trace.py`), derivatives as graphs (`derivative.py`), device code
+(`kernels/device/mods.py`, which agrees with this file on every input). Invariant: the result
+broadcasts as the inputs do; a reduction's axes are extra leading dimensions that never leave here.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fovea.errors import invalid
+from fovea.mods.graph import TORCH_DTYPE, Graph, Node, ScoreDerivative, last_uses
+
+Scalar = int | float | Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Surroundings:
+    """All that nodes read from outside: inputs by name, captures, scalars.
+
+    `rank` is the number of dimensions of the inputs; axis `i` lies at dimension `-(rank + i + 1)`.
+    """
+
+    inputs: dict[str, Tensor]
+    captures: Sequence[Tensor]
+    scalars: Sequence[Scalar]
+    rank: int
+    device: torch.device
+    check: Tensor | None = None
+    source: str = ""
+
+
+def evaluate(
+    graph: Graph,
+    *,
+    score: Tensor | None = None,
+    b: Tensor,
+    h: Tensor,
+    q_idx: Tensor,
+    kv_idx: Tensor,
+    captures: Sequence[Tensor],
+    scalars: Sequence[Scalar],
+    check: Tensor | None = None,
+    source: str = "",
+) -> Tensor:
+    """Return the new score, or the mask, at every position the inputs broadcast to.
+
+    A float64 score widens the graph: what was fp32 is computed in fp64.
+
+    Shapes: any that broadcast, for example b (B, 1, 1, 1), h (1, H, 1, 1), q_idx (1, 1, M, 1),
+        kv_idx (1, 1, 1, N), score (B, H, M, N). The result broadcasts to the same shape, but has
+        extent 1 along dimensions that the mod does not read.
+    Args:
+        graph: a traced mod's graph.
+        score: needed by a score graph.
+        b: batch indices.
+        h: query head indices.
+        q_idx: query indices, inside the sequence.
+        kv_idx: key indices, inside the sequence.
+        captures: the tensors of `TracedMod.captures`, in order.
+        scalars: the numbers of `TracedMod.scalars`, or 0-d tensors.
+        check: visible positions; there a gather out of range raises.
+        source: where the mod was written, for that error.
+
+    Raises:
+        IndexError: a gather leaves its tensor at a position that `check` says is visible.
+    """
+    if score is not None and score.dtype == torch.float64:
+        graph = graph.widened
+    surroundings = surround(
+        {"score": score, "b": b, "h": h, "q_idx": q_idx, "kv_idx": kv_idx},
+        captures,
+        scalars,
+        check,
+        source,
+    )
+    return run_nodes(graph.nodes, (graph.output,), graph.last_use, surroundings)[0]
+
+
+def evaluate_derivative(
+    derivative: ScoreDerivative,
+    *,
+    score: Tensor,
+    grad: Tensor,
+    b: Tensor,
+    h: Tensor,
+    q_idx: Tensor,
+    kv_idx: Tensor,
+    captures: Sequence[Tensor],
+    scalars: Sequence[Scalar],
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    """Return dL/dscore, and dL/dcapture in the accumulation dtype for captures that require grad.
+
+    Where `grad` is 0 both are 0, whatever the mod's own derivative is there.
+
+    Shapes: as `evaluate`; `grad` has the full broadcast shape; the first result has it too.
+    """
+    if score.dtype == torch.float64:
+        derivative = derivative.widened
+    inputs: dict[str, Tensor | None] = {"score": score, "b": b, "h": h, "q_idx": q_idx}
+    surroundings = surround(inputs | {"kv_idx": kv_idx, "grad": grad}, captures, scalars)
+    outputs = derivative.outputs
+    last_use = last_uses(derivative.nodes, outputs)
+    values = dict(
+        zip(
+            outputs,
+            run_nodes(derivative.nodes, outputs, last_use, surroundings, keep_axes=True),
+        )
+    )
+    d_score = _drop_axes(values[derivative.d_score], surroundings.rank).expand(grad.shape)
+    totals: list[Tensor | None] = [None] * len(captures)
+    for scatter in derivative.scatters:
+        capture = captures[scatter.capture]
+        total = totals[scatter.capture]
+        if total is None:
+            dtype = values[scatter.value].dtype
+            total = torch.zeros(capture.shape, dtype=dtype, device=capture.device)
+        extents = tuple(derivative.axis_extent(axis) for axis in scatter.axes)
+        totals[scatter.capture] = _scatter(
+            total,
+            tuple(values[number] for number in scatter.index),
+            values[scatter.value],
+            _scatter_shape(grad.shape, scatter.axes, extents),
+        )
+    return d_score, tuple(
+        torch.zeros(capture.shape, dtype=grad.dtype, device=capture.device)
+        if total is None and spec.requires_grad
+        else total
+        for capture, total, spec in zip(captures, totals, derivative.captures)
+    )
+
+
+def surround(
+    inputs: dict[str, Tensor | None],
+    captures: Sequence[Tensor],
+    scalars: Sequence[Scalar],
+    check: Tensor | None = None,
+    source: str = "",
+) -> Surroundings:
+    """Return the inputs that were given, with their common rank and device."""
+    given = {name: tensor for name, tensor in inputs.items() if tensor is not None}
+    lead = given.get("score", given["q_idx"])
+    return Surroundings(
+        inputs=given,
+        captures=captures,
+        scalars=scalars,
+        rank=max(tensor.dim() for tensor in given.values()),
+        device=lead.device,
+        check=check,
+        source=source,
+    )
+
+
+def run_nodes(
+    nodes: tuple[Node, ...],
+    outputs: tuple[int, ...],
+    last_use: tuple[int, ...],
+    surroundings: Surroundings,
+    keep_axes: bool = False,
+) -> list[Tensor]:
+    """Return the values of `outputs`; every other value is let go after its last reader."""
+    values: list[Tensor | None] = [None] * len(nodes)
+    for number, node in enumerate(nodes):
+        # operands are in place: nodes are in topological order and live until their last use
+        operands = [values[argument] for argument in node.args]
+        values[number] = _apply(node, operands, surroundings)  # pyright: ignore[reportArgumentType]
+        for argument in node.args:
+            if last_use[argument] == number:
+                values[argument] = None
+    results: list[Tensor] = []
+    for output in outputs:
+        value = values[output]
+        assert value is not None
+        results.append(value if keep_axes else _drop_axes(value, surroundings.rank))
+    return results
+
+
+def _drop_axes(value: Tensor, rank: int) -> Tensor:
+    """Return the value without the leading dimensions of reduced axes, all of extent 1."""
+    return value.reshape(value.shape[-rank:]) if value.dim() > rank else value
+
+
+def _apply(node: Node, operands: list[Tensor], around: Surroundings) -> Tensor:
+    """Return the value of one node."""
+    function = _POINTWISE.get(node.op)
+    if function is not None:
+        return function(*operands)
+    dtype = TORCH_DTYPE[node.dtype]
+    match node.op:
+        case "cast":
+            return operands[0].to(dtype)
+        case "const":
+            return torch.full((), node.attrs[0], dtype=dtype, device=around.device)
+        case "scalar":
+            value = around.scalars[int(node.attrs[0])]
+            if isinstance(value, Tensor):
+                return value.to(device=around.device, dtype=dtype)
+            return torch.full((), value, dtype=dtype, device=around.device)
+        case "load":
+            return _load(int(node.attrs[0]), operands, around)
+        case "axis":
+            axis, extent = int(node.attrs[0]), int(node.attrs[1])
+            steps = torch.arange(extent, device=around.device)
+            return steps.reshape((extent,) + (1,) * (around.rank + axis))
+        case "floordiv" | "mod":
+            divisor = operands[1]
+            if not dtype.is_floating_point:
+                # torch raises on an integer division by zero, even at a position nobody looks at
+                divisor = torch.where(divisor == 0, 1, divisor)
+            return _DIVISION[node.op](operands[0], divisor)
+        case "sum" | "prod" | "any" | "all" | "amax" | "amin":
+            return _reduce(node, operands[0], around.rank)
+        case _:
+            value = around.inputs.get(node.op)
+            if value is None:
+                raise ValueError(invalid(node.op, None, "a tensor", "pass it to evaluate"))
+            return value.to(dtype)
+
+
+def _reduce(node: Node, operand: Tensor, rank: int) -> Tensor:
+    dimension = -(rank + int(node.attrs[0]) + 1)
+    if node.op in ("sum", "prod"):
+        return _REDUCTION[node.op](operand, dimension, keepdim=True, dtype=TORCH_DTYPE[node.dtype])
+    return _REDUCTION[node.op](operand, dimension, keepdim=True)
+
+
+def _load(capture: int, index: list[Tensor], around: Surroundings) -> Tensor:
+    """Return the elements of a captured tensor at broadcasting index tensors."""
+    tensor = around.captures[capture]
+    if tensor.device != around.device:
+        if tensor.dim() > 0:
+            allowed = f"a tensor on {around.device}, or one with 0 dimensions"
+            what = f"a tensor of shape {tuple(tensor.shape)} on {tensor.device}"
+            raise ValueError(
+                invalid(
+                    "captured tensor", what, allowed, f"move it with .to({str(around.device)!r})"
+                )
+            )
+        tensor = tensor.to(around.device)
+    if not index:
+        return tensor
+    inside: list[Tensor] = []
+    for dimension, numbers in enumerate(index):
+        extent = tensor.shape[dimension]
+        if around.check is not None:
+            _check_range(numbers, extent, dimension, tensor, around)
+        if extent == 0:
+            shape = torch.broadcast_shapes(*(numbers.shape for numbers in index))
+            return torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
+        # indexing wraps -extent..-1 by itself, as the mod's own tensor[...] does
+        inside.append(numbers.clamp(-extent, extent - 1))
+    return tensor[tuple(inside)]
+
+
+def _check_range(
+    numbers: Tensor, extent: int, dimension: int, tensor: Tensor, around: Surroundings
+) -> None:
+    """Raise where an index leaves its dimension at a position that is visible."""
+    assert around.check is not None
+    outside = ((numbers < -extent) | (numbers >= extent)) & around.check
+    if bool(outside.any()):
+        worst = numbers.expand(outside.shape)[outside][0].item()
+        where = f" (mod at {around.source})" if around.source else ""
+        raise IndexError(
+            invalid(
+                f"index into dimension {dimension} of a captured tensor of shape "
+                f"{tuple(tensor.shape)}{where}",
+                worst,
+                f"{-extent}..{extent - 1} wherever the mask shows the position",
+                "clamp the index in the mod, or capture a larger tensor",
+            )
+        )
+
+
+def _scatter_shape(
+    shape: torch.Size, axes: tuple[int, ...], extents: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Return the grad's shape with the free axes in front."""
+    lead = [1] * (max(axes) + 1 if axes else 0)
+    for axis, extent in zip(axes, extents):
+        lead[-(axis + 1)] = extent
+    return (*lead, *shape)
+
+
+def _scatter(
+    total: Tensor, index: tuple[Tensor, ...], value: Tensor, shape: tuple[int, ...]
+) -> Tensor:
+    """Return `total` with `value` added at the indexed elements, repeats included.
+
+    Dimensions along which neither index nor value changes are summed (by counting) first, so a
+    bias per head costs one addition per head and not one per score.
+    """
+    rank = len(shape)
+    value = value.reshape((1,) * (rank - value.dim()) + value.shape)
+    padded = [number.reshape((1,) * (rank - number.dim()) + number.shape) for number in index]
+    flat_dims = [
+        d for d in range(rank) if all(number.shape[d] == 1 for number in padded) and shape[d] != 1
+    ]
+    repeats = 1
+    summed: list[int] = []
+    for dimension in flat_dims:
+        if value.shape[dimension] == 1:
+            repeats *= shape[dimension]
+        else:
+            summed.append(dimension)
+    if summed:
+        value = value.sum(summed, keepdim=True)
+    if repeats != 1:
+        value = value * repeats
+    if not index:
+        return total + value.sum()
+    kept = tuple(1 if d in flat_dims else extent for d, extent in enumerate(shape))
+    inside = tuple(
+        number.clamp(-extent, extent - 1).expand(kept)
+        for number, extent in zip(padded, total.shape)
+    )
+    if 0 in total.shape:
+        return total
+    return total.index_put(inside, value.expand(kept), accumulate=True)
+
+
+# and, or, xor and not of torch's bitwise family are logical on bool tensors
+_POINTWISE: dict[str, Callable[..., Tensor]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "pow": torch.pow,
+    "minimum": torch.minimum,
+    "maximum": torch.maximum,
+    "atan2": torch.atan2,
+    "neg": torch.neg,
+    "abs": torch.abs,
+    "sign": torch.sign,
+    "floor": torch.floor,
+    "ceil": torch.ceil,
+    "round": torch.round,
+    "trunc": torch.trunc,
+    "detach": torch.detach,
+    "exp": torch.exp,
+    "exp2": torch.exp2,
+    "expm1": torch.expm1,
+    "log": torch.log,
+    "log2": torch.log2,
+    "log10": torch.log10,
+    "log1p": torch.log1p,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "sigmoid": torch.sigmoid,
+    "erf": torch.erf,
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "tan": torch.tan,
+    "asin": torch.asin,
+    "acos": torch.acos,
+    "atan": torch.atan,
+    "sinh": torch.sinh,
+    "cosh": torch.cosh,
+    "asinh": torch.asinh,
+    "acosh": torch.acosh,
+    "atanh": torch.atanh,
+    "tanh": torch.tanh,
+    "eq": torch.eq,
+    "ne": torch.ne,
+    "lt": torch.lt,
+    "le": torch.le,
+    "gt": torch.gt,
+    "ge": torch.ge,
+    "and": torch.bitwise_and,
+    "or": torch.bitwise_or,
+    "xor": torch.bitwise_xor,
+    "not": torch.bitwise_not,
+    "shl": torch.bitwise_left_shift,
+    "shr": torch.bitwise_right_shift,
+    "where": torch.where,
+}
+_DIVISION: dict[str, Callable[..., Tensor]] = {
+    "floordiv": torch.floor_divide,
+    "mod": torch.remainder,
+}
+_REDUCTION: dict[str, Callable[..., Tensor]] = {
+    "sum": torch.sum,
+    "prod": torch.prod,
+    "any": torch.any,
+    "all": torch.all,
+    "amax": torch.amax,
+    "amin": torch.amin,
+}

@@ -1,0 +1,364 @@
+"""Torch functions made of several nodes, constants made inside a mod, attributes, and refusals.
+
+Lives here: activations and other composites, `zeros`, `full`, `new_ones` and their like, in-place
+variants, attributes of traced values. Not here: single nodes (`operators.py`), rows
+(`indexing.py`). Invariant: a composite has torch's value and torch's derivative, kinks included.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fovea.errors import TraceError
+from fovea.mods.builder import FLOATS, Term, default_float
+from fovea.mods.graph import TORCH_DTYPE
+from fovea.mods.indexing import broadcast_to
+from fovea.mods.operators import (
+    OPERATORS,
+    Handler,
+    Tracing,
+    binary,
+    clamp,
+    compare,
+    name_of,
+    register,
+    unary,
+    where,
+)
+
+# ------------------------------------------------------------------------------- activations
+
+
+def _relu(t: Tracing, x: Any, inplace: bool = False) -> Term:
+    return where(t, compare(t, "le", x, 0), t.builder.cast(t.term(0), t.term(x).dtype), x)
+
+
+def _leaky_relu(t: Tracing, x: Any, negative_slope: float = 0.01, inplace: bool = False) -> Term:
+    return where(t, compare(t, "gt", x, 0), x, binary(t, "mul", x, negative_slope))
+
+
+def _elu(t: Tracing, x: Any, alpha: Any = 1.0, inplace: bool = False) -> Term:
+    negative = binary(t, "mul", unary(t, "expm1", x), alpha)
+    return where(t, compare(t, "gt", x, 0), x, negative)
+
+
+def _silu(t: Tracing, x: Any, inplace: bool = False) -> Term:
+    return binary(t, "mul", x, unary(t, "sigmoid", x))
+
+
+def _gelu(t: Tracing, x: Any, *, approximate: str = "none") -> Term:
+    half = binary(t, "mul", x, 0.5)
+    if approximate == "tanh":
+        cube = binary(t, "mul", binary(t, "mul", x, x), x)
+        inner = binary(t, "add", x, binary(t, "mul", cube, 0.044715))
+        curve = unary(t, "tanh", binary(t, "mul", inner, math.sqrt(2.0 / math.pi)))
+    else:
+        curve = unary(t, "erf", binary(t, "mul", x, math.sqrt(0.5)))
+    return binary(t, "mul", half, binary(t, "add", curve, 1.0))
+
+
+def _softplus(t: Tracing, x: Any, beta: Any = 1.0, threshold: Any = 20.0) -> Term:
+    scaled = binary(t, "mul", x, beta)
+    curve = binary(t, "div", unary(t, "log1p", unary(t, "exp", scaled)), beta)
+    return where(t, compare(t, "gt", scaled, threshold), x, curve)
+
+
+def _logsigmoid(t: Tracing, x: Any) -> Term:
+    # min(x, 0) - log1p(exp(-|x|)): no overflow on either side
+    tail = unary(t, "log1p", unary(t, "exp", unary(t, "neg", unary(t, "abs", x))))
+    return binary(t, "sub", where(t, compare(t, "lt", x, 0), x, 0.0), tail)
+
+
+def _mish(t: Tracing, x: Any, inplace: bool = False) -> Term:
+    return binary(t, "mul", x, unary(t, "tanh", _softplus(t, x)))
+
+
+def _hardtanh(t: Tracing, x: Any, low: Any = -1.0, high: Any = 1.0, inplace: bool = False) -> Term:
+    # torch's derivative is 0 on the bounds here, 1 in clamp
+    inside = where(t, compare(t, "le", x, low), t.builder.cast(t.term(low), t.term(x).dtype), x)
+    return where(
+        t, compare(t, "ge", x, high), t.builder.cast(t.term(high), t.term(x).dtype), inside
+    )
+
+
+def _relu6(t: Tracing, x: Any, inplace: bool = False) -> Term:
+    return _hardtanh(t, x, 0.0, 6.0)
+
+
+def _softsign(t: Tracing, x: Any) -> Term:
+    return binary(t, "div", x, binary(t, "add", unary(t, "abs", x), 1))
+
+
+def _tanhshrink(t: Tracing, x: Any) -> Term:
+    return binary(t, "sub", x, unary(t, "tanh", x))
+
+
+# ---------------------------------------------------------------------------------- composites
+
+
+def _square(t: Tracing, x: Any) -> Term:
+    return binary(t, "mul", x, x)
+
+
+def _reciprocal(t: Tracing, x: Any) -> Term:
+    return binary(t, "div", 1.0, x)
+
+
+def _addcmul(t: Tracing, x: Any, y: Any, z: Any, value: Any = 1) -> Term:
+    return binary(t, "add", x, binary(t, "mul", binary(t, "mul", y, z), value))
+
+
+def _addcdiv(t: Tracing, x: Any, y: Any, z: Any, value: Any = 1) -> Term:
+    return binary(t, "add", x, binary(t, "mul", binary(t, "div", y, z), value))
+
+
+def _lerp(t: Tracing, x: Any, y: Any, weight: Any) -> Term:
+    near = binary(t, "add", x, binary(t, "mul", weight, binary(t, "sub", y, x)))
+    rest = binary(t, "mul", binary(t, "sub", y, x), binary(t, "sub", 1, weight))
+    far = binary(t, "sub", y, rest)
+    return where(t, compare(t, "lt", unary(t, "abs", weight), 0.5), near, far)
+
+
+def _copysign(t: Tracing, x: Any, y: Any) -> Term:
+    size = unary(t, "abs", x)
+    # 1 / -0.0 is -inf: tells the two zeros apart
+    negative = compare(t, "lt", where(t, compare(t, "eq", y, 0), _reciprocal(t, y), y), 0)
+    return where(t, negative, unary(t, "neg", size), size)
+
+
+def _hypot(t: Tracing, x: Any, y: Any) -> Term:
+    return unary(t, "sqrt", binary(t, "add", _square(t, x), _square(t, y)))
+
+
+def _logaddexp(t: Tracing, x: Any, y: Any) -> Term:
+    top = binary(t, "maximum", x, y)
+    gap = unary(t, "neg", unary(t, "abs", binary(t, "sub", x, y)))
+    sum_ = binary(t, "add", top, unary(t, "log1p", unary(t, "exp", gap)))
+    # equal infinities: their difference is NaN, their sum is themselves
+    return where(t, compare(t, "eq", unary(t, "abs", top), math.inf), top, sum_)
+
+
+def _xlogy(t: Tracing, x: Any, y: Any) -> Term:
+    product = binary(t, "mul", x, unary(t, "log", y))
+    zero = where(t, compare(t, "ne", y, y), math.nan, 0.0)
+    return where(t, compare(t, "eq", x, 0), zero, product)
+
+
+def _logit(t: Tracing, x: Any, eps: Any = None) -> Term:
+    p = x if eps is None else clamp(t, x, eps, binary(t, "sub", 1.0, eps))
+    return unary(t, "log", binary(t, "div", p, binary(t, "sub", 1.0, p)))
+
+
+def _heaviside(t: Tracing, x: Any, values: Any) -> Term:
+    term = t.term(x)
+    zero, one = t.builder.strong(0, term.dtype), t.builder.strong(1, term.dtype)
+    return where(t, compare(t, "eq", x, 0), values, where(t, compare(t, "lt", x, 0), zero, one))
+
+
+def _scaled_by(factor: float) -> Handler:
+    def handler(t: Tracing, x: Any) -> Term:
+        return binary(t, "mul", x, factor)
+
+    return handler
+
+
+# ----------------------------------------------------------------------------------- constants
+
+
+def _size(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(args[0]) if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
+
+
+def _filled(t: Tracing, value: Any, dtype: Any, size: tuple[Any, ...], default: str) -> Term:
+    """Return a constant of a shape, strong as a tensor is."""
+    name = default if dtype is None else name_of(dtype)
+    return broadcast_to(t, t.builder.cast(t.term(value), name), tuple(t.fixed(s) for s in size))
+
+
+def _like(value: Any) -> Handler:
+    def handler(t: Tracing, x: Any, *, dtype: Any = None, **_: Any) -> Term:
+        term = t.term(x)
+        return _filled(t, value, dtype, t.builder.shape(term), term.dtype)
+
+    return handler
+
+
+def _full_like(t: Tracing, x: Any, fill_value: Any, *, dtype: Any = None, **_: Any) -> Term:
+    return _like(fill_value)(t, x, dtype=dtype)
+
+
+def _new(value: Any) -> Handler:
+    def handler(t: Tracing, x: Any, *size: Any, dtype: Any = None, **names: Any) -> Term:
+        shape = _size(size) if size else tuple(names.get("size", ()))
+        return _filled(t, value, dtype, shape, t.term(x).dtype)
+
+    return handler
+
+
+def _new_full(
+    t: Tracing, x: Any, size: Any, fill_value: Any, *, dtype: Any = None, **_: Any
+) -> Term:
+    return _filled(t, fill_value, dtype, tuple(size), t.term(x).dtype)
+
+
+def natural_dtype(t: Tracing, value: Any) -> str:
+    """Return the dtype that torch.tensor gives a number."""
+    dtype = t.term(value).dtype
+    return default_float() if dtype in FLOATS and t.term(value).weak else dtype
+
+
+def _new_tensor(t: Tracing, x: Any, data: Any, *, dtype: Any = None, **_: Any) -> Term:
+    return _filled(t, data, dtype, (), natural_dtype(t, data))
+
+
+def _tensor(t: Tracing, data: Any, *, dtype: Any = None, **_: Any) -> Term:
+    return _filled(t, data, dtype, (), natural_dtype(t, data))
+
+
+def _as_tensor(t: Tracing, data: Any, dtype: Any = None, device: Any = None) -> Term:
+    return _filled(t, data, dtype, (), natural_dtype(t, data))
+
+
+def _constant(value: Any) -> Handler:
+    def handler(t: Tracing, *size: Any, dtype: Any = None, **_: Any) -> Term:
+        return _filled(t, value, dtype, (), default_float())
+
+    return handler
+
+
+def _full(t: Tracing, size: Any, fill_value: Any, *, dtype: Any = None, **_: Any) -> Term:
+    return _filled(t, fill_value, dtype, (), natural_dtype(t, fill_value))
+
+
+def _is_number(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether the data is one number: longer data makes a real tensor."""
+    data = args[0] if args else kwargs.get("data", ())
+    return isinstance(data, (bool, int, float))
+
+
+def _is_scalar_shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether a factory makes one element without dimensions."""
+    size = args[0] if args else kwargs.get("size", (1,))
+    return isinstance(size, (tuple, list)) and len(size) == 0  # pyright: ignore[reportUnknownArgumentType]
+
+
+# Factories called without any traced argument: (is it ours?, handler). Others run as they are.
+FACTORIES: dict[Any, tuple[Any, Handler]] = {
+    torch.tensor: (_is_number, _tensor),
+    torch.scalar_tensor: (_is_number, _tensor),
+    torch.as_tensor: (_is_number, _as_tensor),
+    torch.zeros: (_is_scalar_shape, _constant(0.0)),
+    torch.ones: (_is_scalar_shape, _constant(1.0)),
+    torch.empty: (_is_scalar_shape, _constant(0.0)),
+    torch.full: (_is_scalar_shape, _full),
+}
+
+# ---------------------------------------------------------------------------------- attributes
+
+
+def _shape(t: Tracing, x: Any) -> Any:
+    return torch.Size(t.builder.shape(t.term(x)))
+
+
+def _size_of(t: Tracing, x: Any, dim: Any = None) -> Any:
+    shape = t.builder.shape(t.term(x))
+    return torch.Size(shape) if dim is None else shape[dim]
+
+
+def _rank(t: Tracing, x: Any) -> int:
+    return len(t.term(x).dims)
+
+
+def _length(t: Tracing, x: Any) -> int:
+    term = t.term(x)
+    if not term.dims:
+        raise TraceError("len() of a 0-d value is not defined")
+    return t.builder.extent(term, 0)
+
+
+def _numel(t: Tracing, x: Any) -> int:
+    return math.prod(t.builder.shape(t.term(x)))
+
+
+def _dtype(t: Tracing, x: Any) -> torch.dtype:
+    return TORCH_DTYPE[t.term(x).dtype]
+
+
+def _device(t: Tracing, x: Any) -> Any:
+    return t.device
+
+
+def _is_floating(t: Tracing, x: Any) -> bool:
+    return t.term(x).dtype in FLOATS
+
+
+def _is_cuda(t: Tracing, x: Any) -> bool:
+    return t.device.type == "cuda"
+
+
+def _text(t: Tracing, x: Any, *_: Any, **__: Any) -> str:
+    return f"<traced {t.term(x).dtype}>"
+
+
+def _false(t: Tracing, x: Any) -> bool:
+    return False
+
+
+# ------------------------------------------------------------------------------------- tables
+
+NEEDS_VALUE = {
+    function
+    for name in (
+        *("__bool__", "__int__", "__float__", "__index__", "__complex__", "item", "tolist"),
+        *("numpy", "__array__", "__contains__", "is_nonzero", "equal", "allclose"),
+    )
+    for function in (getattr(Tensor, name, None), getattr(torch, name, None))
+    if function is not None
+}
+RANDOM = {
+    getattr(torch, name)
+    for name in ("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "bernoulli")
+} | {torch.normal, torch.multinomial, torch.nn.functional.dropout}
+
+INPLACE: dict[Any, Handler] = {}
+
+
+def _enter() -> None:
+    for names, handler in (
+        *(("relu", _relu), ("relu6", _relu6), ("leaky_relu", _leaky_relu), ("elu", _elu)),
+        *(("silu", _silu), ("gelu", _gelu), ("softplus", _softplus), ("mish", _mish)),
+        *(("logsigmoid", _logsigmoid), ("hardtanh", _hardtanh), ("softsign", _softsign)),
+        *(("tanhshrink", _tanhshrink), ("square", _square), ("reciprocal", _reciprocal)),
+        *(("addcmul", _addcmul), ("addcdiv", _addcdiv), ("lerp", _lerp), ("hypot", _hypot)),
+        *(("copysign", _copysign), ("logaddexp", _logaddexp), ("xlogy", _xlogy)),
+        *(("logit", _logit), ("heaviside", _heaviside)),
+        *(("deg2rad", _scaled_by(math.pi / 180)), ("rad2deg", _scaled_by(180 / math.pi))),
+        *(("zeros_like", _like(0)), ("ones_like", _like(1)), ("empty_like", _like(0))),
+        *(("full_like", _full_like), ("new_zeros", _new(0)), ("new_ones", _new(1))),
+        *(("new_empty", _new(0)), ("new_full", _new_full), ("new_tensor", _new_tensor)),
+        *(("tensor as_tensor scalar_tensor", _tensor), ("full", _full), ("size", _size_of)),
+        *(("dim ndimension", _rank), ("__len__", _length), ("numel nelement", _numel)),
+        *(("is_floating_point", _is_floating), ("__repr__ __str__ __format__", _text)),
+    ):
+        register(names, handler)
+    properties = {"shape": _shape, "dtype": _dtype, "device": _device, "ndim": _rank}
+    properties |= {"is_cuda": _is_cuda, "requires_grad": _false}
+    for name, handler in properties.items():
+        OPERATORS[getattr(Tensor, name).__get__] = handler
+    for name in dir(Tensor):
+        base = name[:-1]
+        if name.endswith("_") and not name.endswith("__"):
+            plain = OPERATORS.get(getattr(Tensor, base, None))
+            if plain is not None:
+                INPLACE[getattr(Tensor, name)] = plain
+        elif name.startswith("__i") and name != "__invert__":
+            plain = OPERATORS.get(getattr(Tensor, f"__{name[3:]}", None))
+            if plain is not None:
+                INPLACE[getattr(Tensor, name)] = plain
+
+
+_enter()
+# Operators of torch.library packages, by "namespace::name".
+OPERATORS["approx::tanh"] = OPERATORS[torch.tanh]

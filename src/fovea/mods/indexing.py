@@ -1,0 +1,487 @@
+"""Gathers from captured tensors and the shapes of traced rows.
+
+Lives here: `tensor[...]` with traced indices, rows and their dimensions, reductions over rows. Not
+here: pointwise functions (`operators.py`). Invariant: an index expression has one integer node per
+dimension of the captured tensor; a slice becomes an axis, which some reduction must consume.
+"""
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fovea.errors import TraceError
+from fovea.mods.builder import FLOATS, Term, default_float
+from fovea.mods.operators import (
+    OPERATORS,
+    Tracing,
+    binary,
+    compare,
+    name_of,
+    register,
+    truth,
+    unary,
+    where,
+)
+
+
+def _items(index: Any, rank: int) -> list[Any]:
+    """Return the items of an index, the ellipsis written out and missing dimensions added."""
+    items: list[Any] = list(index) if isinstance(index, tuple) else [index]
+    used = len([item for item in items if item is not None and item is not Ellipsis])
+    if used > rank:
+        raise TraceError(f"{used} indices for a tensor of {rank} dimensions; remove {used - rank}")
+    missing = [slice(None)] * (rank - used)
+    for place, item in enumerate(items):
+        if item is Ellipsis:
+            return items[:place] + missing + items[place + 1 :]
+    return items + missing
+
+
+def getitem(t: Tracing, base: Any, index: Any) -> Term:
+    """Return base[index], where the base or an index is traced."""
+    source = t.source(base)
+    dimension = 0
+    dims: list[int | None | str] = []  # an extent, None for a new dimension, "adv" once
+    slices: list[tuple[int, int, int, int]] = []  # tensor dimension, start, step, place in dims
+    advanced: list[tuple[int, Term]] = []
+    for item in _items(index, len(source.extents)):
+        if item is None:
+            dims.append(None)
+            continue
+        extent = source.extents[dimension]
+        if isinstance(item, slice):
+            start, stop, step = item.indices(t.fixed_extent(source, dimension))
+            slices.append((dimension, start, step, len(dims)))
+            dims.append(len(range(start, stop, step)))
+        else:
+            if not advanced:
+                dims.append("adv")
+            elif advanced[-1][0] != dimension - 1 and any(len(term.dims) for _, term in advanced):
+                raise TraceError(
+                    "index rows on both sides of a slice; move them next to each other"
+                )
+            advanced.append((dimension, _index_term(t, item, extent)))
+        dimension += 1
+    return _gathered(t, source, dims, slices, advanced)
+
+
+def _index_term(t: Tracing, item: Any, extent: Any) -> Term:
+    """Return one integer index as an i64 term."""
+    if isinstance(item, (bool, list)):
+        raise TraceError(f"index {item!r} cannot be traced; index with integers or a tensor")
+    term = t.term(item)
+    if term.dtype == "b1" or term.dtype in FLOATS:
+        raise TraceError(
+            f"a tensor was indexed by a value of dtype {term.dtype} (allowed: integers); "
+            "use .long(), or torch.where for a choice by a bool"
+        )
+    if term.value is not None and isinstance(extent, int):
+        if not -extent <= term.value < extent:
+            raise IndexError(f"index {term.value} is out of range for a dimension of {extent}")
+    return t.builder.cast(term, "i64")
+
+
+def _gathered(
+    t: Tracing,
+    source: Any,
+    dims: list[Any],
+    slices: list[tuple[int, int, int, int]],
+    advanced: list[tuple[int, Term]],
+) -> Term:
+    b = t.builder
+    aligned, broadcast = b.align([term for _, term in advanced])
+    # Result dimensions, and how far each is from the right: rows of one length share an axis.
+    result: list[int | None] = []
+    total = len(dims) - ("adv" in dims) + len(broadcast)
+    indices: dict[int, int] = {}
+    for place, extent in enumerate(dims):
+        if extent == "adv":
+            result += broadcast
+        elif extent is None:
+            result.append(None)
+        else:
+            tensor_dimension, start, step, _ = next(s for s in slices if s[3] == place)
+            axis = None
+            steps = b.constant(start, "i64")
+            if extent != 1:
+                axis = b.row_axis(total - 1 - len(result), extent)
+                if axis in broadcast:
+                    axis = b.new_axis(extent)
+                steps = b.axis_node(axis)
+                if step != 1:
+                    steps = b.add("mul", (steps, b.constant(step, "i64")), "i64")
+                if start != 0:
+                    steps = b.add("add", (steps, b.constant(start, "i64")), "i64")
+            indices[tensor_dimension] = steps
+            result.append(axis)
+    for (tensor_dimension, _), term in zip(advanced, aligned):
+        indices[tensor_dimension] = term.node
+    nodes = tuple(indices[dimension] for dimension in range(len(indices)))
+    return Term(source.gather(nodes), source.dtype, tuple(result))
+
+
+class TensorSource:
+    """A captured tensor that is being indexed."""
+
+    def __init__(self, t: Tracing, capture: int, tensor: Tensor):
+        self.builder = t.builder
+        self.capture = capture
+        self.dtype = name_of(tensor.dtype)
+        self.extents = tuple(tensor.shape)
+
+    def gather(self, indices: tuple[int, ...]) -> int:
+        """Return the node of the element at these index nodes."""
+        return self.builder.add("load", indices, self.dtype, (self.capture,))
+
+
+class RowSource:
+    """A traced row that is being indexed: its axes are replaced by the index expressions."""
+
+    def __init__(self, t: Tracing, term: Term):
+        self.builder = t.builder
+        self.term = term
+        self.dtype = term.dtype
+        self.extents = t.builder.shape(term)
+
+    def gather(self, indices: tuple[int, ...]) -> int:
+        """Return the node with every axis replaced."""
+        b = self.builder
+        node = self.term.node
+        fresh: list[tuple[int, int]] = []
+        # Two steps: an index may itself run over an axis that is yet to be replaced.
+        for axis, index in zip(self.term.dims, indices):
+            if axis is not None:
+                new = b.new_axis(b.extents[axis])
+                node = b.substitute(node, axis, b.axis_node(new))
+                fresh.append((new, index))
+        for new, index in fresh:
+            value = b.constant_value(index)
+            if value is not None and value < 0:
+                index = b.constant(value + b.extents[new], "i64")
+            elif value is None and b.nodes[index][0] != "axis":
+                zero, size = b.constant(0, "i64"), b.constant(b.extents[new], "i64")
+                negative = b.add("lt", (index, zero), "b1")
+                wrapped = b.add("add", (index, size), "i64")
+                index = b.add("where", (negative, wrapped, index), "i64")
+            node = b.substitute(node, new, index)
+        return node
+
+
+# -------------------------------------------------------------------------------- dimensions
+
+
+def _place(dimension: Any, rank: int) -> int:
+    place = operator.index(dimension)
+    if not -max(rank, 1) <= place < max(rank, 1):
+        raise IndexError(f"dimension {place} is out of range for {rank} dimensions")
+    return place % max(rank, 1)
+
+
+def _unsqueeze(t: Tracing, x: Any, dim: int) -> Term:
+    term = t.term(x)
+    place = _place(dim, len(term.dims) + 1)
+    return Term(term.node, term.dtype, (*term.dims[:place], None, *term.dims[place:]))
+
+
+def _squeeze(t: Tracing, x: Any, dim: Any = None) -> Term:
+    term = t.term(x)
+    rank = len(term.dims)
+    if dim is None:
+        chosen = list(range(rank))
+    else:
+        chosen = [_place(d, rank) for d in (dim if isinstance(dim, tuple) else (dim,))]
+    dims = tuple(a for place, a in enumerate(term.dims) if a is not None or place not in chosen)
+    return Term(term.node, term.dtype, dims)
+
+
+def _permute(t: Tracing, x: Any, *order: Any) -> Term:
+    term = t.term(x)
+    places = order[0] if len(order) == 1 and isinstance(order[0], (tuple, list)) else order
+    rank = len(term.dims)
+    return Term(term.node, term.dtype, tuple(term.dims[_place(place, rank)] for place in places))
+
+
+def _transpose(t: Tracing, x: Any, a: int, b: int) -> Term:
+    rank = len(t.term(x).dims)
+    order = list(range(rank))
+    first, second = _place(a, rank), _place(b, rank)
+    order[first], order[second] = second, first
+    return _permute(t, x, order)
+
+
+def _turned(t: Tracing, x: Any) -> Term:
+    rank = len(t.term(x).dims)
+    return _transpose(t, x, -2, -1) if rank >= 2 else t.term(x)
+
+
+def _expand(t: Tracing, x: Any, *sizes: Any) -> Term:
+    shape = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
+    return broadcast_to(t, t.term(x), tuple(shape))
+
+
+def _expand_as(t: Tracing, x: Any, other: Any) -> Term:
+    return broadcast_to(t, t.term(x), t.builder.shape(t.term(other)))
+
+
+def broadcast_to(t: Tracing, term: Term, shape: tuple[Any, ...]) -> Term:
+    """Return a term with its dimensions of extent 1 made as long as the shape says."""
+    dims: list[int | None] = [None] * (len(shape) - len(term.dims)) + list(term.dims)
+    for place, size in enumerate(shape):
+        if dims[place] is None and size not in (1, -1):
+            axis = t.builder.row_axis(len(shape) - 1 - place, size)
+            dims[place] = t.builder.new_axis(size) if axis in dims else axis
+    return Term(term.node, term.dtype, tuple(dims))
+
+
+def _reshape(t: Tracing, x: Any, *sizes: Any) -> Term:
+    """Return a reshape that only adds or drops dimensions of extent 1."""
+    shape = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
+    term = t.term(x)
+    axes = [axis for axis in term.dims if axis is not None]
+    wanted = [size for size in shape if size != 1]
+    extents = [t.builder.extents[axis] for axis in axes]
+    if wanted == [-1] and len(axes) <= 1:
+        wanted = extents
+    if wanted != extents:
+        raise TraceError(
+            f"reshape of a traced row from {list(t.builder.shape(term))} to {list(shape)} cannot be "
+            "traced; reshape the captured tensor before indexing it"
+        )
+    rest = list(axes)
+    return Term(
+        term.node,
+        term.dtype,
+        tuple(None if size == 1 or not rest else rest.pop(0) for size in shape),
+    )
+
+
+def _unbind(t: Tracing, x: Any, dim: int = 0) -> tuple[Term, ...]:
+    term = t.term(x)
+    place = _place(dim, len(term.dims))
+    before = (slice(None),) * place
+    return tuple(getitem(t, term, (*before, i)) for i in range(t.builder.extent(term, place)))
+
+
+def _iterate(t: Tracing, x: Any) -> tuple[Term, ...]:
+    if not t.term(x).dims:
+        raise TraceError("iteration over a 0-d value cannot be traced; index the captured tensor")
+    return _unbind(t, x)
+
+
+def _stack(t: Tracing, values: Any, dim: int = 0) -> Term:
+    terms = [t.term(value) for value in values]
+    axis = t.builder.new_axis(len(terms))
+    step = Term(t.builder.axis_node(axis), "i64")
+    result = terms[-1]
+    for number in range(len(terms) - 2, -1, -1):
+        result = where(t, compare(t, "eq", step, number), terms[number], result)
+    place = _place(dim, len(result.dims) + 1)
+    new = axis if len(terms) > 1 else None
+    return Term(result.node, result.dtype, (*result.dims[:place], new, *result.dims[place:]))
+
+
+# -------------------------------------------------------------------------------- reductions
+
+
+def _reduced(t: Tracing, op: str, term: Term, dim: Any, keepdim: bool, dtype: str) -> Term:
+    rank = len(term.dims)
+    if dim is None or dim in ((), []):
+        places = list(range(rank))
+    else:
+        chosen = dim if isinstance(dim, (tuple, list)) else (dim,)
+        places = sorted({_place(d, rank) for d in chosen}) if rank else []
+    term = t.builder.cast(term, dtype)
+    for place in reversed(places):
+        term = t.builder.reduce(op, term, place, dtype, keepdim)
+    return term
+
+
+def _counting(op: str) -> Any:
+    def handler(
+        t: Tracing, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+    ) -> Term:
+        term = t.term(x)
+        kept = term.dtype if term.dtype in FLOATS else "i64"
+        return _reduced(t, op, term, dim, keepdim, kept if dtype is None else name_of(dtype))
+
+    return handler
+
+
+_sum = _counting("sum")
+
+
+def _extreme(op: str) -> Any:
+    def handler(t: Tracing, x: Any, dim: Any = None, keepdim: bool = False) -> Term:
+        term = t.term(x)
+        return _reduced(t, op, term, dim, keepdim, term.dtype)
+
+    return handler
+
+
+def _truths(op: str) -> Any:
+    def handler(t: Tracing, x: Any, dim: Any = None, keepdim: bool = False) -> Term:
+        return _reduced(t, op, truth(t, x), dim, keepdim, "b1")
+
+    return handler
+
+
+def _max_or_min(op: str, pair: str) -> Any:
+    def handler(t: Tracing, x: Any, other: Any = None, keepdim: bool = False, **names: Any) -> Any:
+        if other is None and not names:
+            term = t.term(x)
+            return _reduced(t, op, term, None, False, term.dtype)
+        if names or isinstance(other, int):
+            raise TraceError(f"{op[1:]}(dim=...) also gives positions; use torch.{op}(x, dim)")
+        return binary(t, pair, x, other)
+
+    return handler
+
+
+def _mean(t: Tracing, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Term:
+    term = t.term(x)
+    if dtype is not None:
+        term = t.builder.cast(term, name_of(dtype))
+    if term.dtype not in FLOATS:
+        raise TraceError(f"mean of {term.dtype} is not defined in torch; cast with .float()")
+    total = _sum(t, term, dim, keepdim)
+    places = range(len(term.dims)) if dim is None else dim if isinstance(dim, tuple) else (dim,)
+    count = 1
+    for place in places:
+        count *= t.builder.extent(term, _place(place, len(term.dims)))
+    return binary(t, "div", total, count)
+
+
+def _count_nonzero(t: Tracing, x: Any, dim: Any = None) -> Term:
+    return _sum(t, truth(t, x), dim)
+
+
+def _norm(t: Tracing, x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False) -> Term:  # noqa: A002
+    if ord != 2:
+        raise TraceError(f"norm of order {ord} cannot be traced (allowed: 2); write it as a sum")
+    return unary(t, "sqrt", _sum(t, binary(t, "mul", x, x), dim, keepdim))
+
+
+def _matmul(t: Tracing, x: Any, y: Any, *, out: Any = None) -> Term:
+    left, right = t.term(x), t.term(y)
+    if not left.dims or not right.dims:
+        raise TraceError("matmul needs rows; use * for 0-d values")
+    if len(right.dims) == 1:
+        return _sum(t, binary(t, "mul", left, right), -1)
+    rows = Term(left.node, left.dtype, (*left.dims, None))
+    columns = right
+    if len(left.dims) > 1:
+        columns = Term(
+            right.node, right.dtype, (*right.dims[:-2], None, right.dims[-2], right.dims[-1])
+        )
+    return _sum(t, binary(t, "mul", rows, columns), -2)
+
+
+def _rmatmul(t: Tracing, x: Any, y: Any) -> Term:
+    return _matmul(t, y, x)
+
+
+def _vecdot(t: Tracing, x: Any, y: Any, dim: int = -1) -> Term:
+    return _sum(t, binary(t, "mul", x, y), dim)
+
+
+def _einsum(t: Tracing, equation: str, *operands: Any) -> Term:
+    values = operands[0] if len(operands) == 1 and isinstance(operands[0], list) else operands
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    parts = left.split(",")
+    letters = sorted(set(left) - {","})
+    if "." in left or not arrow or any(len(set(part)) != len(part) for part in parts):
+        raise TraceError(
+            f"einsum {equation!r} cannot be traced (allowed: no dots or repeats, and ->)"
+        )
+    product: Any = None
+    for part, value in zip(parts, values):
+        term = t.term(value)
+        dims = tuple(term.dims[part.index(c)] if c in part else None for c in letters)
+        spread = Term(term.node, term.dtype, dims)
+        product = spread if product is None else binary(t, "mul", product, spread)
+    order = [letters.index(c) for c in right]
+    summed = tuple(place for place, c in enumerate(letters) if c not in right)
+    total = _sum(t, product, summed, True) if summed else product
+    kept = _permute(t, total, [*order, *summed])
+    return Term(kept.node, kept.dtype, kept.dims[: len(order)])
+
+
+def _isin(t: Tracing, x: Any, values: Any, *, invert: bool = False, **_: Any) -> Term:
+    test = t.term(values)
+    if len(test.dims) > 1:
+        raise TraceError("isin needs a captured tensor of one dimension; use .flatten() outside")
+    found = _truths("any")(t, compare(t, "eq", _unsqueeze(t, x, -1), test), -1)
+    return compare(t, "eq", found, False) if invert else found
+
+
+def _embedding(t: Tracing, index: Any, weight: Any, *_: Any, **__: Any) -> Term:
+    return getitem(t, weight, (index,))
+
+
+def _index_select(t: Tracing, base: Any, dim: int, index: Any) -> Term:
+    rank = len(t.source(base).extents)
+    place = _place(dim, rank)
+    items: list[Any] = [slice(None)] * rank
+    term = t.term(index)
+    items[place] = term if term.dims else _unsqueeze(t, term, 0)
+    return getitem(t, base, tuple(items))
+
+
+def _select(t: Tracing, base: Any, dim: int, index: Any) -> Term:
+    rank = len(t.source(base).extents)
+    items: list[Any] = [slice(None)] * rank
+    items[_place(dim, rank)] = index
+    return getitem(t, base, tuple(items))
+
+
+def _softmax(t: Tracing, x: Any, dim: int, *_: Any, dtype: Any = None, **__: Any) -> Term:
+    term = t.term(x)
+    term = t.builder.cast(term, name_of(dtype)) if dtype is not None else term
+    if term.dtype not in FLOATS:
+        term = t.builder.cast(term, default_float())
+    top = _extreme("amax")(t, term, dim, True)
+    powers = unary(t, "exp", binary(t, "sub", term, top))
+    return binary(t, "div", powers, _sum(t, powers, dim, True))
+
+
+def _enter() -> None:
+    register("__getitem__", getitem)
+    register("unsqueeze", _unsqueeze)
+    register("squeeze", _squeeze)
+    register("permute", _permute)
+    register("transpose swapaxes swapdims", _transpose)
+    register("t", _turned)
+    register("expand broadcast_to", _expand)
+    register("expand_as", _expand_as)
+    register("reshape view", _reshape)
+    register("unbind", _unbind)
+    register("__iter__", _iterate)
+    register("stack", _stack)
+    register("sum", _sum)
+    register("prod", _counting("prod"))
+    register("amax", _extreme("amax"))
+    register("amin", _extreme("amin"))
+    register("any", _truths("any"))
+    register("all", _truths("all"))
+    register("max", _max_or_min("amax", "maximum"))
+    register("min", _max_or_min("amin", "minimum"))
+    register("mean", _mean)
+    register("count_nonzero", _count_nonzero)
+    register("norm", _norm)
+    OPERATORS[torch.linalg.vector_norm] = _norm
+    register("matmul mm mv __matmul__ dot inner vdot", _matmul)
+    register("__rmatmul__", _rmatmul)
+    OPERATORS[torch.linalg.vecdot] = _vecdot
+    register("einsum", _einsum)
+    register("isin", _isin)
+    register("embedding", _embedding)
+    register("index_select", _index_select)
+    register("select", _select)
+    register("softmax", _softmax)
+    OPERATORS[Tensor.T.__get__] = _turned  # pyright: ignore[reportFunctionMemberAccess]
+    OPERATORS[Tensor.mT.__get__] = _turned  # pyright: ignore[reportFunctionMemberAccess]
+
+
+_enter()

@@ -1,0 +1,473 @@
+"""What each torch function means on traced values: the table from functions to graph nodes.
+
+Lives here: pointwise functions, reductions, casts and constants. Not here: indexing and shapes
+(`indexing.py`), the classes that users' code meets (`trace.py`). Invariant: promotion and rounding
+are torch's, so that a graph evaluates to what the function would have given under `torch.vmap`.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fovea.errors import TraceError
+from fovea.mods.builder import (
+    FLOATS,
+    GraphBuilder,
+    Term,
+    default_float,
+    result_dtype,
+)
+from fovea.mods.graph import DTYPE_NAME
+
+Handler = Callable[..., Any]
+
+
+class Tracing(Protocol):
+    """What handlers need of the tracer."""
+
+    builder: GraphBuilder
+
+    def term(self, value: Any) -> Term:
+        """Return the term of anything that a mod may combine with traced values."""
+        ...
+
+    def mutate(self, receiver: Any, term: Term) -> Any:
+        """Store the result of an in-place function and return the receiver."""
+        ...
+
+    def fixed(self, value: Any) -> Any:
+        """Return a Python number, specialising a captured one to its present value."""
+        ...
+
+
+OPERATORS: dict[Any, Handler] = {}
+
+
+def register(names: str, handler: Handler) -> None:
+    """Enter a handler for every torch function of these names, methods and F included."""
+    for name in names.split():
+        for space in (torch, Tensor, torch.nn.functional, torch.special):
+            function = getattr(space, name, None)
+            if function is not None and callable(function):
+                OPERATORS.setdefault(function, handler)
+
+
+def is_float(term: Term) -> bool:
+    """Return whether a term is of a floating-point dtype."""
+    return term.dtype in FLOATS
+
+
+# ---------------------------------------------------------------------------------- arithmetic
+
+
+def binary(t: Tracing, op: str, x: Any, y: Any) -> Term:
+    """Return x op y for an arithmetic node, promoted as torch does."""
+    terms = (t.term(x), t.term(y))
+    dtype = result_dtype(terms)
+    if dtype == "b1":
+        logical = {"add": "or", "mul": "and", "maximum": "or", "minimum": "and"}.get(op)
+        if logical is None:
+            raise TraceError(f"{op} of two bool values is not defined; cast one with .int()")
+        return t.builder.pointwise(logical, terms, "b1")
+    if op in ("div", "atan2") and dtype not in FLOATS:
+        dtype = default_float()
+    return t.builder.pointwise(op, terms, dtype)
+
+
+def _scaled(t: Tracing, op: str, x: Any, y: Any, alpha: Any) -> Term:
+    return binary(t, op, x, y if alpha is None else binary(t, "mul", y, alpha))
+
+
+def _add(t: Tracing, x: Any, y: Any, *, alpha: Any = None, out: Any = None) -> Term:
+    return _scaled(t, "add", x, y, alpha)
+
+
+def _sub(t: Tracing, x: Any, y: Any, *, alpha: Any = None, out: Any = None) -> Term:
+    return _scaled(t, "sub", x, y, alpha)
+
+
+def _rsub(t: Tracing, x: Any, y: Any, *, alpha: Any = None) -> Term:
+    return _scaled(t, "sub", y, x, alpha)
+
+
+def _plain(op: str) -> Handler:
+    def handler(t: Tracing, x: Any, y: Any, *, out: Any = None) -> Term:
+        return binary(t, op, x, y)
+
+    return handler
+
+
+def _reverse(forward: Handler) -> Handler:
+    def handler(t: Tracing, x: Any, y: Any) -> Term:
+        return forward(t, y, x)
+
+    return handler
+
+
+def _div(t: Tracing, x: Any, y: Any, *, rounding_mode: str | None = None, out: Any = None) -> Term:
+    if rounding_mode is None:
+        return binary(t, "div", x, y)
+    if rounding_mode == "floor":
+        return binary(t, "floordiv", x, y)
+    terms = (t.term(x), t.term(y))
+    dtype = result_dtype(terms)
+    if dtype in FLOATS:
+        return t.builder.pointwise("trunc", (binary(t, "div", x, y),), dtype)
+    quotient = binary(t, "floordiv", unary(t, "abs", x), unary(t, "abs", y))
+    return binary(t, "mul", quotient, binary(t, "mul", unary(t, "sign", x), unary(t, "sign", y)))
+
+
+def _fmod(t: Tracing, x: Any, y: Any, *, out: Any = None) -> Term:
+    dtype = result_dtype((t.term(x), t.term(y)))
+    a, b = t.builder.cast(t.term(x), dtype), t.builder.cast(t.term(y), dtype)
+    size = binary(t, "mod", unary(t, "abs", a), unary(t, "abs", b))
+    return where(t, compare(t, "lt", a, 0), unary(t, "neg", size), size)
+
+
+def _pow(t: Tracing, x: Any, y: Any, *, out: Any = None) -> Term:
+    base, exponent = t.term(x), t.term(y)
+    dtype = result_dtype((base, exponent))
+    value = exponent.value
+    if value is None or dtype == "b1":
+        return t.builder.pointwise("pow", (base, exponent), dtype)
+    base = t.builder.cast(base, dtype)
+    # torch computes these exponents by other means than pow, and so does every device.
+    if value == 0:
+        return t.builder.strong(1, dtype)
+    if value == 1:
+        return base
+    if value == 2:
+        return binary(t, "mul", base, base)
+    if value == 3:
+        return binary(t, "mul", binary(t, "mul", base, base), base)
+    if dtype in FLOATS:
+        if value == 0.5:
+            return unary(t, "sqrt", base)
+        if value == -0.5:
+            return binary(t, "div", 1.0, unary(t, "sqrt", base))
+        if value == -1:
+            return binary(t, "div", 1.0, base)
+        if value == -2:
+            return binary(t, "div", 1.0, binary(t, "mul", base, base))
+    elif value < 0:
+        raise TraceError(f"integer ** {value} is not defined in torch; cast the base with .float()")
+    return t.builder.pointwise("pow", (base, exponent), dtype)
+
+
+def unary(t: Tracing, op: str, x: Any) -> Term:
+    """Return op(x) in x's dtype, for neg, abs, sign, floor, ceil, round, trunc and detach.
+
+    Other operations are floating-point: integers turn into the default float dtype first.
+    """
+    term = t.term(x)
+    if term.node < 0:
+        term = t.builder.cast(term, default_float() if is_float(term) else term.dtype)
+    if op in ("floor", "ceil", "round", "trunc", "detach") and not is_float(term):
+        return term
+    if op in ("neg", "abs", "sign", "floor", "ceil", "round", "trunc", "detach"):
+        if term.dtype == "b1":
+            if op == "neg":
+                raise TraceError("-x of a bool is not defined; use ~x, or cast with .int()")
+            return term
+        dtype = term.dtype
+    else:
+        dtype = term.dtype if is_float(term) else default_float()
+    return t.builder.pointwise(op, (term,), dtype)
+
+
+def _unary(op: str) -> Handler:
+    def handler(t: Tracing, x: Any, *, out: Any = None) -> Term:
+        return unary(t, op, x)
+
+    return handler
+
+
+def _round(t: Tracing, x: Any, *, decimals: int = 0) -> Term:
+    if decimals != 0:
+        raise TraceError(f"round(decimals={decimals}) cannot be traced; scale, round and divide")
+    return unary(t, "round", x)
+
+
+# ------------------------------------------------------------------------ comparison and logic
+
+
+def compare(t: Tracing, op: str, x: Any, y: Any) -> Term:
+    """Return the bool x op y, compared in the promoted dtype."""
+    terms = (t.term(x), t.term(y))
+    return t.builder.pointwise(op, terms, result_dtype(terms), "b1")
+
+
+def _compare(op: str) -> Handler:
+    def handler(t: Tracing, x: Any, y: Any, *, out: Any = None) -> Term:
+        return compare(t, op, x, y)
+
+    return handler
+
+
+def _bitwise(op: str) -> Handler:
+    def handler(t: Tracing, x: Any, y: Any, *, out: Any = None) -> Term:
+        terms = (t.term(x), t.term(y))
+        dtype = result_dtype(terms)
+        if dtype in FLOATS:
+            raise TraceError(
+                f"bitwise {op} of {terms[0].dtype} and {terms[1].dtype} is not defined; "
+                "compare floats first, or put parentheses around the comparisons"
+            )
+        return t.builder.pointwise(op, terms, dtype)
+
+    return handler
+
+
+def _shift(op: str) -> Handler:
+    def handler(t: Tracing, x: Any, y: Any, *, out: Any = None) -> Term:
+        terms = (t.term(x), t.term(y))
+        dtype = result_dtype(terms)
+        if dtype in FLOATS or dtype == "b1":
+            raise TraceError(f"{op} needs integers, not {terms[0].dtype} and {terms[1].dtype}")
+        return t.builder.pointwise(op, terms, dtype)
+
+    return handler
+
+
+def invert(t: Tracing, x: Any, *, out: Any = None) -> Term:
+    """Return ~x: logical on bool, bitwise on integers."""
+    term = t.term(x)
+    if is_float(term):
+        raise TraceError(f"~x of {term.dtype} is not defined; compare first")
+    return t.builder.pointwise("not", (term,), term.dtype)
+
+
+def truth(t: Tracing, x: Any) -> Term:
+    """Return x != 0 as bool."""
+    term = t.term(x)
+    return t.builder.cast(term, "b1") if term.dtype == "b1" else compare(t, "ne", term, 0)
+
+
+def _logical(op: str) -> Handler:
+    def handler(t: Tracing, x: Any, y: Any, *, out: Any = None) -> Term:
+        return t.builder.pointwise(op, (truth(t, x), truth(t, y)), "b1")
+
+    return handler
+
+
+def _logical_not(t: Tracing, x: Any, *, out: Any = None) -> Term:
+    return invert(t, truth(t, x))
+
+
+# ------------------------------------------------------------------------------------ choices
+
+
+def where(t: Tracing, condition: Any, x: Any, y: Any) -> Term:
+    """Return x where the condition holds, else y."""
+    term = t.term(condition)
+    if term.dtype != "b1":
+        raise TraceError(f"where needs a bool condition, not {term.dtype}; compare it with != 0")
+    return t.builder.where(t.builder.cast(term, "b1"), t.term(x), t.term(y))
+
+
+def _where(t: Tracing, condition: Any, x: Any = None, y: Any = None, **names: Any) -> Term:
+    x = names.get("input", names.get("self", x))
+    y = names.get("other", y)
+    if x is None or y is None:
+        raise TraceError("where(condition) alone gives a list of positions; pass both values")
+    return where(t, condition, x, y)
+
+
+def _method_where(t: Tracing, x: Any, condition: Any, y: Any) -> Term:
+    return where(t, condition, x, y)
+
+
+def _masked_fill(t: Tracing, x: Any, mask: Any, value: Any) -> Term:
+    term = t.term(x)
+    return where(t, mask, t.builder.cast(t.term(value), term.dtype), term)
+
+
+def clamp(t: Tracing, x: Any, min: Any = None, max: Any = None, *, out: Any = None) -> Term:  # noqa: A002
+    """Return x between two bounds; the derivative is 1 on the bounds, as torch's is."""
+    bounds = [bound for bound in (min, max) if bound is not None]
+    dtype = result_dtype([t.term(x), *(t.term(bound) for bound in bounds)])
+    term = t.builder.cast(t.term(x), dtype)
+    for bound, op, choose in ((min, "lt", "maximum"), (max, "gt", "minimum")):
+        if bound is None:
+            continue
+        limit = t.builder.cast(t.term(bound), dtype)
+        if dtype in FLOATS:
+            term = where(t, compare(t, op, term, limit), limit, term)
+        else:
+            term = binary(t, choose, term, limit)
+    return term
+
+
+def _clamp_min(t: Tracing, x: Any, min: Any) -> Term:  # noqa: A002
+    return clamp(t, x, min)
+
+
+def _clamp_max(t: Tracing, x: Any, max: Any) -> Term:  # noqa: A002
+    return clamp(t, x, None, max)
+
+
+def _fmax(t: Tracing, x: Any, y: Any) -> Term:
+    larger = binary(t, "maximum", x, y)
+    return where(t, compare(t, "ne", x, x), y, where(t, compare(t, "ne", y, y), x, larger))
+
+
+def _fmin(t: Tracing, x: Any, y: Any) -> Term:
+    smaller = binary(t, "minimum", x, y)
+    return where(t, compare(t, "ne", x, x), y, where(t, compare(t, "ne", y, y), x, smaller))
+
+
+def _isnan(t: Tracing, x: Any) -> Term:
+    return compare(t, "ne", x, x)
+
+
+def _isinf(t: Tracing, x: Any) -> Term:
+    return compare(t, "eq", unary(t, "abs", x), float("inf"))
+
+
+def _isfinite(t: Tracing, x: Any) -> Term:
+    return compare(t, "lt", unary(t, "abs", x), float("inf"))
+
+
+def _nan_to_num(
+    t: Tracing, x: Any, nan: float | None = None, posinf: Any = None, neginf: Any = None
+) -> Term:
+    term = t.term(x)
+    if not is_float(term):
+        return term
+    limits = torch.finfo(
+        {"f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64}.get(
+            term.dtype, torch.float32
+        )
+    )
+    term_out = where(t, compare(t, "ne", term, term), 0.0 if nan is None else nan, term)
+    top = limits.max if posinf is None else posinf
+    bottom = limits.min if neginf is None else neginf
+    term_out = where(t, compare(t, "eq", term, float("inf")), top, term_out)
+    return where(t, compare(t, "eq", term, -float("inf")), bottom, term_out)
+
+
+# ------------------------------------------------------------------------------------- casts
+
+
+def cast_to(dtype: str) -> Handler:
+    """Return the handler of .float(), .long() and their like."""
+
+    def handler(t: Tracing, x: Any, memory_format: Any = None) -> Term:
+        return t.builder.cast(t.term(x), dtype)
+
+    return handler
+
+
+def _to(t: Tracing, x: Any, *args: Any, **names: Any) -> Term:
+    term = t.term(x)
+    for value in (*args, names.get("dtype"), names.get("other")):
+        if isinstance(value, torch.dtype):
+            return t.builder.cast(term, name_of(value))
+        if isinstance(value, Tensor):
+            return t.builder.cast(term, t.term(value).dtype)
+    return t.builder.cast(term, term.dtype)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Return the graph's name of a torch dtype."""
+    if dtype not in DTYPE_NAME:
+        raise TraceError(
+            f"dtype {dtype} cannot be traced (allowed: {', '.join(map(str, DTYPE_NAME))}); cast it"
+        )
+    return DTYPE_NAME[dtype]
+
+
+def _same(t: Tracing, x: Any, *args: Any, **names: Any) -> Term:
+    term = t.term(x)
+    return t.builder.cast(term, term.dtype)
+
+
+# ------------------------------------------------------------------------------------- entry
+
+
+def _enter_arithmetic() -> None:
+    register("add __add__ __radd__", _add)
+    register("sub subtract __sub__", _sub)
+    register("rsub __rsub__", _rsub)
+    register("mul multiply __mul__ __rmul__", _plain("mul"))
+    register("div divide true_divide __div__ __truediv__", _div)
+    register("__rdiv__ __rtruediv__", _reverse(_div))
+    register("floor_divide __floordiv__", _plain("floordiv"))
+    register("__rfloordiv__", _reverse(_plain("floordiv")))
+    register("remainder __mod__", _plain("mod"))
+    register("__rmod__", _reverse(_plain("mod")))
+    register("fmod", _fmod)
+    register("pow __pow__", _pow)
+    register("float_power", lambda t, x, y: _pow(t, t.builder.cast(t.term(x), "f64"), y))
+    register("__rpow__", _reverse(_pow))
+    register("maximum", _plain("maximum"))
+    register("minimum", _plain("minimum"))
+    register("fmax", _fmax)
+    register("fmin", _fmin)
+    register("atan2 arctan2", _plain("atan2"))
+    for op in ("neg", "abs", "sign", "floor", "ceil", "trunc", "detach"):
+        register(op, _unary(op))
+    register("negative __neg__", _unary("neg"))
+    register("absolute __abs__", _unary("abs"))
+    register("sgn", _unary("sign"))
+    register("fix", _unary("trunc"))
+    register("round __round__", _round)
+    register("positive __pos__", _same)
+
+
+def _enter_functions() -> None:
+    for op in (
+        *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sigmoid"),
+        *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"),
+        *("tanh", "erf"),
+    ):
+        register(op, _unary(op))
+        if op.startswith("a"):
+            register(f"arc{op[1:]}", _unary(op))
+    register("expit", _unary("sigmoid"))
+
+
+def _enter_logic() -> None:
+    aliases = {"eq": "eq", "ne": "not_equal", "lt": "less", "le": "less_equal"}
+    aliases |= {"gt": "greater", "ge": "greater_equal"}
+    for op, alias in aliases.items():
+        register(f"{op} __{op}__ {alias}", _compare(op))
+    for op in ("and", "or", "xor"):
+        register(f"__{op}__ __r{op}__ bitwise_{op}", _bitwise(op))
+        register(f"logical_{op}", _logical(op))
+    register("__invert__ bitwise_not", invert)
+    register("logical_not", _logical_not)
+    register("__lshift__ bitwise_left_shift", _shift("shl"))
+    register("__rshift__ bitwise_right_shift", _shift("shr"))
+    register("__rlshift__", _reverse(_shift("shl")))
+    register("__rrshift__", _reverse(_shift("shr")))
+    OPERATORS[torch.where] = _where
+    OPERATORS[Tensor.where] = _method_where
+    register("masked_fill", _masked_fill)
+    register("clamp clip", clamp)
+    register("clamp_min", _clamp_min)
+    register("clamp_max", _clamp_max)
+    register("isnan", _isnan)
+    register("isinf", _isinf)
+    register("isfinite", _isfinite)
+    register("nan_to_num", _nan_to_num)
+
+
+def _enter_casts() -> None:
+    for name, dtype in (
+        *(("bool", "b1"), ("byte", "u8"), ("char", "i8"), ("short", "i16"), ("int", "i32")),
+        *(("long", "i64"), ("half", "f16"), ("bfloat16", "bf16"), ("float", "f32")),
+        ("double", "f64"),
+    ):
+        OPERATORS[getattr(Tensor, name)] = cast_to(dtype)
+    for name in ("to", "type", "type_as"):
+        OPERATORS[getattr(Tensor, name)] = _to
+    register("clone contiguous cpu cuda", _same)
+
+
+_enter_arithmetic()
+_enter_functions()
+_enter_logic()
+_enter_casts()

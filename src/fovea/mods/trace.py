@@ -1,0 +1,230 @@
+"""Trace a user's score_mod or mask_mod into a graph, its captured tensors and its scalars.
+
+Lives here: the public entry, the checks of arity and of what a mod returns. Not here: the tracer
+(`tracer.py`), how captures are found and traces reused (`closures.py`). Invariant: a TracedMod
+holds the tensors and numbers of this call; the graph alone may be shared between calls.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fovea.errors import TraceError, invalid
+from fovea.mods.assembly import assemble, assemble_text
+from fovea.mods.builder import Term, attrs_key
+from fovea.mods.closures import Plan, Survey, remember, reuse, survey, tagged
+from fovea.mods.graph import DTYPE_NAME, Graph, captures_text
+from fovea.mods.tracer import Tracer, capture_spec
+from fovea.mods.values import Traced, TracingMode, cook, make_traced, recipe_text
+
+_SIGNATURE = {
+    "score": "(score, b, h, q_idx, kv_idx) -> score",
+    "mask": "(b, h, q_idx, kv_idx) -> bool",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class TracedMod:
+    """A traced mod: the graph, and what it reads in this call.
+
+    `specialised` lists the captured numbers that Python code branched on, for `explain`; `source`
+    is `file:line name` of the function.
+    """
+
+    graph: Graph
+    captures: tuple[Tensor, ...]
+    scalars: tuple[int | float, ...]
+    specialised: tuple[str, ...]
+    source: str
+
+
+def trace_score_mod(
+    fn: Callable[..., Any],
+    score_dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
+) -> TracedMod:
+    """Return the traced score_mod(score, b, h, q_idx, kv_idx) -> score.
+
+    Args:
+        fn: a function, method, partial or callable object, as torch's flex_attention takes it.
+        score_dtype: torch.float32, or torch.float64 for float64 inputs.
+        device: what `score.device` is inside the mod.
+
+    Raises:
+        TraceError: wrong arity, wrong return type, or something that cannot be traced; the text
+            names the user's line.
+    """
+    return _trace("score", fn, DTYPE_NAME[score_dtype], device)
+
+
+def trace_mask_mod(fn: Callable[..., Any], device: torch.device | None = None) -> TracedMod:
+    """Return the traced mask_mod(b, h, q_idx, kv_idx) -> bool; see `trace_score_mod`."""
+    return _trace("mask", fn, "b1", device)
+
+
+def _trace(kind: str, fn: Callable[..., Any], dtype: str, device: torch.device | None) -> TracedMod:
+    if torch.compiler.is_dynamo_compiling():
+        return _trace_in_dynamo(kind, fn, dtype, device)
+    found = survey(fn, (kind, dtype, torch.get_default_dtype(), device))
+    plan = reuse(found)
+    if plan is None:
+        return _trace_anew(kind, fn, dtype, device, found)
+    return TracedMod(
+        plan.graph,
+        tuple([found.tensors[number] for number in plan.captures]),
+        tuple([cook(recipe, found.numbers, found.tensors) for recipe in plan.scalars])  # pyright: ignore[reportArgumentType]
+        if plan.scalars
+        else (),
+        plan.specialised,
+        plan.source,
+    )
+
+
+def _trace_anew(
+    kind: str, fn: Callable[..., Any], dtype: str, device: torch.device | None, found: Survey
+) -> TracedMod:
+    _check_arity(kind, fn)
+    tracer = Tracer(False, device)
+    tracer.leaves, tracer.numbers, tracer.names = found.tensors, found.numbers, found.names
+    source = source_of(fn)
+    with TracingMode(tracer):
+        result = tagged(fn, tracer)(*_inputs(tracer, kind, dtype))
+    output = _checked_output(tracer, kind, dtype, result, source)
+    specs = tuple(capture_spec(tensor) for tensor in tracer.captures)
+    done = assemble(kind, tracer.builder.nodes, output, specs, tuple(tracer.scalar_types))
+    captures = tuple(tracer.captures[number] for number in done.captures)
+    recipes = tuple(tracer.scalars[number] for number in done.scalars)
+    notes = tuple(
+        f"{recipe_text(recipe, found.names)} is {value}"
+        for recipe, value in tracer.guards
+        if recipe[0] != "size"
+    )
+    scalars = tuple(cook(recipe, found.numbers, found.tensors) for recipe in recipes)
+    places = [_place_of(tensor, found.tensors) for tensor in captures]
+    if tracer.repeatable and None not in places:
+        plan = Plan(
+            graph=done.graph,
+            captures=tuple(place for place in places if place is not None),
+            scalars=recipes,
+            guards=tuple(tracer.guards),
+            specialised=notes,
+            source=source,
+        )
+        remember(found, plan)
+    return TracedMod(done.graph, captures, scalars, notes, source)
+
+
+def _trace_in_dynamo(
+    kind: str, fn: Callable[..., Any], dtype: str, device: torch.device | None
+) -> TracedMod:
+    """Trace in code that Dynamo inlines: no closures are read, no cache, no frames."""
+    tracer = Tracer(True, device)
+    inputs = _inputs(tracer, kind, dtype)
+    with TracingMode(tracer):
+        result = fn(*inputs)
+    output = _checked_output(tracer, kind, dtype, result, "")
+    specs = tuple(capture_spec(tensor) for tensor in tracer.captures)
+    nodes = " ".join(
+        f"{op}:{name}{{{attrs_key(attrs)}}}({','.join([f'{a}' for a in args])})"
+        for op, args, name, attrs in tracer.builder.nodes
+    )
+    done = assemble_text(kind, nodes, output, captures_text(specs), ",".join(tracer.scalar_types))
+    return TracedMod(
+        done.graph,
+        tuple(tracer.captures[number] for number in done.captures),
+        tuple(tracer.scalars[number] for number in done.scalars),
+        (),
+        "",
+    )
+
+
+def _inputs(tracer: Tracer, kind: str, dtype: str) -> list[Traced]:
+    names = [("b", "i64"), ("h", "i64"), ("q_idx", "i64"), ("kv_idx", "i64")]
+    if kind == "score":
+        names = [("score", dtype), *names]
+    return [
+        make_traced(tracer, Term(tracer.builder.add(name, (), kind_of), kind_of))
+        for name, kind_of in names
+    ]
+
+
+def _checked_output(tracer: Tracer, kind: str, dtype: str, result: Any, source: str) -> int:
+    """Return the node of what the mod returned, cast to the kind's dtype."""
+    argument = f"return value of {kind}_mod{f' ({source})' if source else ''}"
+    wanted = "one number (0-d)" if kind == "score" else "one bool (0-d)"
+    if isinstance(result, (tuple, list, dict, str)) or result is None:
+        raise TraceError(
+            invalid(argument, type(result).__name__, wanted, "return the value and nothing else")
+        )
+    term = tracer.term(result)
+    shape = tracer.builder.shape(term)
+    if len(shape) > 0:
+        raise TraceError(
+            invalid(
+                argument,
+                f"a row of shape {list(shape)}",
+                wanted,
+                "reduce it with .any(), .sum() or an index",
+            )
+        )
+    if kind == "mask" and term.dtype != "b1":
+        raise TraceError(invalid(argument, term.dtype, wanted, "compare it, for example with != 0"))
+    if kind == "score" and term.dtype == "b1":
+        raise TraceError(
+            invalid(
+                argument, "bool", wanted, "pass it as mask_mod, or use torch.where on the score"
+            )
+        )
+    return tracer.builder.cast(term, dtype).node
+
+
+def _check_arity(kind: str, fn: Callable[..., Any]) -> None:
+    """Raise unless the mod can be called with its 5 or 4 positional arguments."""
+    count = 5 if kind == "score" else 4
+    if not callable(fn):
+        raise TraceError(
+            invalid(f"{kind}_mod", type(fn).__name__, f"a function {_SIGNATURE[kind]}", "pass one")
+        )
+    try:
+        signature = inspect.signature(fn)
+    except (ValueError, TypeError):  # a builtin without one: the call itself will tell
+        return
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        other = "mask_mod" if kind == "score" else "score_mod"
+        raise TraceError(
+            invalid(
+                f"{kind}_mod",
+                f"{source_of(fn)}{signature}",
+                f"a function {_SIGNATURE[kind]}",
+                f"take {count} positional arguments (further ones need defaults), or pass it as "
+                f"{other}",
+            )
+        ) from None
+
+
+def source_of(fn: Any) -> str:
+    """Return `file:line name` of a function, looking through partials and methods."""
+    while isinstance(fn, partial):
+        fn = fn.func
+    fn = getattr(fn, "__func__", fn)
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        fn = getattr(type(fn), "__call__", fn)
+        code = getattr(fn, "__code__", None)
+    if code is None:
+        return f"{getattr(fn, '__qualname__', repr(fn))}"
+    return f"{code.co_filename}:{code.co_firstlineno} {fn.__qualname__}"
+
+
+def _place_of(tensor: Tensor, leaves: list[Tensor]) -> int | None:
+    for number, leaf in enumerate(leaves):
+        if leaf is tensor:
+            return number
+    return None

@@ -1,0 +1,337 @@
+"""The tracer: what happens to each torch function that a mod calls.
+
+Lives here: captured tensors and numbers, constants, the refusal of what cannot be traced. Not here:
+the meaning of functions (`operators.py`, `indexing.py`, `functions.py`), finding what a function
+captures (`closures.py`), the public entry (`trace.py`). Invariant: the code is plain enough for
+Dynamo to inline it; whatever Dynamo cannot run stands behind `compiling`.
+"""
+
+import os
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fovea.errors import TraceError
+from fovea.mods.builder import GraphBuilder, Term, number_term
+from fovea.mods.functions import FACTORIES, INPLACE, NEEDS_VALUE, RANDOM
+from fovea.mods.graph import CaptureSpec
+from fovea.mods.indexing import RowSource, TensorSource
+from fovea.mods.operators import OPERATORS, name_of
+from fovea.mods.values import CapturedNumber, Recipe, Traced, flat_values, make_traced
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+
+
+class Tracer:
+    """One trace. `compiling` means that Dynamo is running this code."""
+
+    def __init__(self, compiling: bool, device: torch.device | None):
+        self.builder = GraphBuilder()
+        self.compiling = compiling
+        self.device = torch.device("cpu") if device is None else device
+        self.captures: list[Tensor] = []
+        self.scalars: list[Any] = []  # recipes; in Dynamo symbolic numbers
+        self.scalar_types: list[str] = []
+        # eager only: what a cached trace depends on
+        self.leaves: list[Tensor] = []
+        self.numbers: list[int | float] = []
+        self.names: list[str] = []
+        self.guards: list[tuple[Recipe, bool | int | float]] = []
+        self.notes: list[str] = []
+        self.repeatable = True
+
+    # ------------------------------------------------------------------------------- arguments
+
+    def term(self, value: Any) -> Term:
+        """Return the term of anything that a mod may combine with traced values."""
+        if isinstance(value, Term):
+            return value
+        if isinstance(value, Traced):
+            return value.fovea_term
+        if isinstance(value, Tensor):
+            return self.lift(value)
+        if not self.compiling and type(value) is CapturedNumber:
+            return self.scalar(value.fovea_recipe, value.fovea_value)
+        if isinstance(value, (bool, int, float)):
+            if self.compiling and not _is_static(value):
+                return self.symbolic(value)
+            return number_term(value)
+        if hasattr(value, "dtype") and hasattr(value, "item"):  # a NumPy number
+            return number_term(value.item())
+        raise TraceError(
+            f"a value of type {type(value).__name__} cannot take part in a mod (allowed: tensors "
+            "and numbers); turn it into a tensor outside the mod"
+        )
+
+    def capture(self, tensor: Tensor) -> int:
+        """Return the number of a captured tensor."""
+        for number, known in enumerate(self.captures):
+            if known is tensor:
+                return number
+        name_of(tensor.dtype)
+        self.captures.append(tensor)
+        return len(self.captures) - 1
+
+    def lift(self, tensor: Tensor) -> Term:
+        """Return a whole captured tensor as a row over all its dimensions."""
+        if tensor.dim() == 0:
+            dtype = name_of(tensor.dtype)
+            return Term(self.builder.add("load", (), dtype, (self.capture(tensor),)), dtype)
+        return OPERATORS[Tensor.__getitem__](self, tensor, ())
+
+    def scalar(self, recipe: Recipe, value: bool | int | float) -> Term:
+        """Return the run-time scalar that a recipe gives."""
+        dtype = "f64" if isinstance(value, float) else "i64"
+        if recipe not in self.scalars:
+            self.scalars.append(recipe)
+            self.scalar_types.append(dtype)
+        node = self.builder.add("scalar", (), dtype, (self.scalars.index(recipe),))
+        if isinstance(value, bool):
+            zero = self.builder.constant(0, "i64")
+            return Term(self.builder.add("ne", (node, zero), "b1"), "b1", (), True)
+        return Term(node, dtype, (), True)
+
+    def symbolic(self, value: Any) -> Term:
+        """Return the run-time scalar of a number that Dynamo keeps symbolic."""
+        dtype = "f64" if isinstance(value, float) else "i64"
+        for slot, known in enumerate(self.scalars):
+            if known is value:
+                return Term(self.builder.add("scalar", (), dtype, (slot,)), dtype, (), True)
+        self.scalars.append(value)
+        self.scalar_types.append(dtype)
+        slot = len(self.scalars) - 1
+        return Term(self.builder.add("scalar", (), dtype, (slot,)), dtype, (), True)
+
+    def source(self, base: Any) -> TensorSource | RowSource:
+        """Return what is being indexed."""
+        if isinstance(base, Tensor) and not isinstance(base, Traced):
+            return TensorSource(self, self.capture(base), base)
+        return RowSource(self, self.term(base))
+
+    def fixed_extent(self, source: TensorSource | RowSource, dimension: int) -> int:
+        """Return an extent that the graph will contain; a cached trace depends on it."""
+        extent = source.extents[dimension]
+        if self.compiling:
+            return _static_int(extent)
+        if isinstance(source, TensorSource):
+            self.depend_on_size(self.captures[source.capture], dimension)
+        return int(extent)
+
+    def depend_on_size(self, tensor: Tensor, dimension: int) -> None:
+        """Remember that the trace holds only while a captured tensor has this extent."""
+        for number, leaf in enumerate(self.leaves):
+            if leaf is tensor:
+                guard = (("size", number, dimension), int(tensor.shape[dimension]))
+                if guard not in self.guards:
+                    self.guards.append(guard)
+                return
+        self.repeatable = False
+
+    def fix(self, recipe: Recipe, value: bool | int | float) -> None:
+        """Remember that the trace holds only while a captured number has this value."""
+        guard = (recipe, value)
+        if guard not in self.guards:
+            self.guards.append(guard)
+
+    def fixed(self, value: Any) -> Any:
+        """Return a Python number, specialising a captured one to its present value."""
+        return value.fixed() if not self.compiling and type(value) is CapturedNumber else value
+
+    # -------------------------------------------------------------------------------- dispatch
+
+    def dispatch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result of a torch function called by the mod."""
+        if self.compiling:
+            return self.apply(function, args, kwargs)
+        try:
+            return self.apply(function, args, kwargs)
+        except TraceError as error:
+            if getattr(error, "fovea_located", False):
+                raise
+            located = TraceError(f"{error} [{user_line()}]")
+            located.fovea_located = True  # pyright: ignore[reportAttributeAccessIssue]
+            raise located from None
+
+    def apply(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the traced result, or the plain one where nothing traced is involved."""
+        if not self.involves_traced(args, kwargs):
+            if function in FACTORIES and FACTORIES[function][0](args, kwargs):
+                return self.wrap(FACTORIES[function][1](self, *args, **kwargs))
+            return self.run_plain(function, args, kwargs)
+        args, kwargs = positional(args, kwargs)
+        if function in INPLACE:
+            return self.mutate(args[0], INPLACE[function](self, *args, **kwargs))
+        if function in OPERATORS:
+            return self.wrap(OPERATORS[function](self, *args, **kwargs))
+        return self.refuse(function, args, kwargs)
+
+    def involves_traced(self, args: Any, kwargs: dict[str, Any]) -> bool:
+        """Return whether any argument is traced, those inside tuples too."""
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Traced):
+                return True
+            if isinstance(value, (tuple, list)):
+                for inner in value:  # pyright: ignore[reportUnknownVariableType]
+                    if isinstance(inner, Traced):
+                        return True
+        return False
+
+    def wrap(self, result: Any) -> Any:
+        """Return what user code gets for a handler's result."""
+        if isinstance(result, Term):
+            term = result
+            if term.node < 0 or term.weak:
+                term = self.builder.cast(term, term.dtype)
+            return make_traced(self, term)
+        if isinstance(result, tuple):
+            return tuple(self.wrap(part) for part in result)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        return result
+
+    def mutate(self, receiver: Any, term: Term) -> Any:
+        """Store the result of an in-place function, in the receiver's dtype, and return it."""
+        if not isinstance(receiver, Traced):
+            raise TraceError(
+                "a captured tensor cannot be changed inside a mod; use the function without the "
+                "trailing underscore"
+            )
+        receiver.fovea_term = self.builder.cast(term, receiver.fovea_term.dtype)
+        return receiver
+
+    def run_plain(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result of a function of real tensors and numbers, computed at once."""
+        if self.compiling:
+            return function(*args, **kwargs)
+        values = list(flat_values(args, kwargs))
+        numbers = [value for value in values if type(value) is CapturedNumber]
+        if function is Tensor.__getitem__ and numbers:
+            return self.wrap(OPERATORS[function](self, *args, **kwargs))
+        if function in RANDOM:
+            raise TraceError(
+                f"{function_name(function)} gives other numbers on every call and cannot be part of "
+                "a mod; draw them outside and capture the tensor"
+            )
+        if getattr(function, "__name__", "") == "__get__":
+            return self.property_of(function, args)
+        if function in (Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__, Tensor.stride):
+            for dimension in range(args[0].dim()):
+                self.depend_on_size(args[0], dimension)
+        else:
+            # A tensor made inside the mod: another call must make it anew.
+            self.repeatable = False
+        return function(*plain(args), **plain(kwargs))
+
+    def property_of(self, function: Any, args: tuple[Any, ...]) -> Any:
+        """Return an attribute of a captured tensor; extents are run-time scalars."""
+        name = function.__self__.__name__
+        if name == "shape":
+            for number, leaf in enumerate(self.leaves):
+                if leaf is args[0]:
+                    return tuple(
+                        CapturedNumber(size, ("size", number, dimension), self)
+                        for dimension, size in enumerate(leaf.shape)
+                    )
+        if name not in ("dtype", "device", "ndim", "requires_grad", "is_cuda", "layout"):
+            self.repeatable = False
+        return function(*args)
+
+    def refuse(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Raise for what cannot be traced."""
+        name = function_name(function)
+        if not self.compiling:
+            known = operator_by_name(function)
+            if known is not None:
+                return self.wrap(known(self, *args, **kwargs))
+        if function in NEEDS_VALUE:
+            raise TraceError(
+                f"{name} needs the value of a traced tensor, which is known at run time only (an if, "
+                "and, or, not, min, max, int, float or a slice bound asks for it); use torch.where, "
+                "&, |, ~, torch.minimum, torch.maximum, or .long()"
+            )
+        raise TraceError(
+            f"{name} cannot be traced in a mod; write it with elementwise torch functions, or compute "
+            "it outside and capture the resulting tensor"
+        )
+
+
+def positional(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments with torch's usual names for operands made positional."""
+    if "input" in kwargs:
+        args = (kwargs["input"], *args)
+    for name in ("other", "exponent", "mask", "value", "mat2", "tensor"):
+        if name in kwargs:
+            args = (*args, kwargs[name])
+    rest = {
+        name: value
+        for name, value in kwargs.items()
+        if name not in ("input", "other", "exponent", "mask", "value", "mat2", "tensor")
+    }
+    return args, rest
+
+
+def plain(values: Any) -> Any:
+    """Return values with captured numbers replaced by what they are now."""
+    if type(values) is CapturedNumber:
+        return values.fixed()
+    if type(values) in (tuple, list):
+        return type(values)(plain(value) for value in values)
+    if type(values) is dict:
+        return {name: plain(value) for name, value in values.items()}  # pyright: ignore[reportUnknownVariableType]
+    if type(values) is slice:
+        return slice(plain(values.start), plain(values.stop), plain(values.step))
+    return values
+
+
+def function_name(function: Any) -> str:
+    """Return a torch function's name as an error shows it."""
+    owner = getattr(function, "__self__", None)
+    if getattr(function, "__name__", "") == "__get__" and owner is not None:
+        return f"the attribute {owner.__name__}"
+    return str(getattr(function, "__qualname__", getattr(function, "__name__", function)))
+
+
+def operator_by_name(function: Any) -> Any:
+    """Return the handler of torch.ops.aten.NAME, or of a registered operator."""
+    if not isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return None
+    name = str(function).split(".")
+    space, base = name[0], name[1]
+    if space == "aten":
+        for owner in (torch, Tensor, torch.nn.functional, torch.special):
+            handler = OPERATORS.get(getattr(owner, base, None))
+            if handler is not None:
+                return handler
+    return OPERATORS.get(f"{space}::{base}")
+
+
+def user_line() -> str:
+    """Return file:line of the innermost frame that is neither ours nor torch's."""
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_HERE, _TORCH)) or name.startswith(os.path.join(_HERE, "library")):
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "unknown line"
+
+
+def _is_static(value: Any) -> bool:
+    """Return whether Dynamo knows a number's value."""
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    return has_static_value(value)
+
+
+def _static_int(value: Any) -> int:
+    """Return an extent that Dynamo specialises on."""
+    return int(value)
+
+
+def capture_spec(tensor: Tensor) -> CaptureSpec:
+    """Return what a graph knows of a captured tensor."""
+    floating = tensor.dtype.is_floating_point
+    return CaptureSpec(name_of(tensor.dtype), tensor.dim(), floating and tensor.requires_grad)
