@@ -101,7 +101,7 @@ def forward(problem: AttentionProblem, choice: Choice) -> ForwardResult:
     if choice.is_nondeterministic:
         problem = _without_determinism(problem, choice)
     # Autocast would round the products inside the reference, which are meant to be fp32.
-    if torch.is_autocast_enabled(problem.q.device.type):
+    if torch._C._is_any_autocast_enabled():  # pyright: ignore[reportPrivateUsage]
         with torch.autocast(problem.q.device.type, enabled=False):
             return _forward(problem, choice)
     return _forward(problem, choice)

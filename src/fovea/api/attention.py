@@ -22,6 +22,7 @@ from fovea.problem import (
     make_varlen,
 )
 
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled  # pyright: ignore
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -198,6 +199,8 @@ def attention_varlen(
 
 def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return q, k and v in the autocast dtype where autocast is on; sinks and captures stay."""
+    if not torch.compiler.is_compiling() and not _is_any_autocast_enabled():
+        return q, k, v
     if not isinstance(q, Tensor) or not torch.is_autocast_enabled(q.device.type):  # pyright: ignore
         return q, k, v
     dtype = torch.get_autocast_dtype(q.device.type)

@@ -20,11 +20,10 @@ def is_jagged(q: Tensor, k: Tensor, v: Tensor) -> bool:
     Raises:
         TypeError: some are, some are not, or the layout is another.
     """
+    if not any(getattr(tensor, "is_nested", False) for tensor in (q, k, v)):
+        return False
     layouts = [getattr(tensor, "layout", None) for tensor in (q, k, v)]
     if all(layout is torch.strided for layout in layouts):
-        nested = [bool(getattr(tensor, "is_nested", False)) for tensor in (q, k, v)]
-        if not any(nested):
-            return False
         raise TypeError(
             invalid(
                 "layout of q, k, v",

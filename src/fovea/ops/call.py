@@ -15,8 +15,10 @@ from fovea.problem import AttentionProblem, ForwardResult
 
 def attend(problem: AttentionProblem, backend: str | None) -> ForwardResult:
     """Run a problem, recorded by autograd where a gradient is needed."""
-    if not torch.compiler.is_compiling() and eager.is_plain(problem):
-        return eager.attend(problem, dispatch.choose(problem, backend))
+    if not torch.compiler.is_compiling():
+        tensors = eager.tensors_of(problem)
+        if eager.is_plain(tensors):
+            return eager.attend(problem, dispatch.choose(problem, backend), tensors)
     return _by_operator(problem, dispatch.check_backend(backend))
 
 
@@ -24,8 +26,7 @@ def _by_operator(problem: AttentionProblem, backend: str | None) -> ForwardResul
     packed = pack(problem, backend)
     tensors: list[Tensor | None] = [packed.q, packed.k, packed.v, packed.sink]
     tensors += [*packed.captures, *packed.constants]
-    if not torch.compiler.is_compiling():
-        watchers.register(tensors)
+    watchers.register()
     out, lse, max_score = Attention.apply(
         packed.program, tuple(packed.ints), len(packed.captures), *tensors
     )  # pyright: ignore[reportGeneralTypeIssues]

@@ -6,8 +6,8 @@ other call (`functions.py`). Invariant: what is saved for the backward goes thro
 beside it.
 """
 
-from dataclasses import replace
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,11 +17,17 @@ from fovea.dispatch import Choice
 from fovea.mods.trace import TracedMod
 from fovea.ops.functions import differentiable_backward
 from fovea.ops.program import pack
-from fovea.problem import AttentionProblem, ForwardResult, GradientNeeds, Varlen
+from fovea.problem import (
+    AttentionProblem,
+    Causal,
+    ForwardResult,
+    GradientNeeds,
+    Varlen,
+    Window,
+)
 from fovea.tiling.block_lists import BlockLists
 
-_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
-_PLAIN_DEVICES = ("cpu", "cuda")
+_PLAIN_TYPES = frozenset({Tensor, torch.nn.Parameter})
 
 _num_modes = torch._C._len_torch_dispatch_stack  # pyright: ignore[reportPrivateUsage]
 _has_transform = torch._C._are_functorch_transforms_active  # pyright: ignore[reportPrivateUsage]
@@ -30,16 +36,18 @@ _is_profiling = torch._C._autograd._profiler_enabled  # pyright: ignore
 _PLACE = torch.empty(0)
 
 
-def is_plain(problem: AttentionProblem) -> bool:
-    """Return whether nothing but autograd may watch this call.
+def is_plain(tensors: list[Tensor | None]) -> bool:
+    """Return whether nothing but autograd may watch a call on these tensors (`tensors_of`).
 
     A profiler counts as a watcher: it should show the operator's name.
     """
     if _num_modes() or _has_transform() or _is_profiling():
         return False
-    if problem.q.device.type not in _PLAIN_DEVICES:
-        return False
-    return all(t is None or type(t) in _PLAIN_TYPES for t in tensors_of(problem))
+    for tensor in tensors:
+        if tensor is not None and type(tensor) not in _PLAIN_TYPES:
+            return False
+    first = tensors[0]
+    return first is not None and (first.is_cpu or first.is_cuda)
 
 
 def needs_gradient(problem: AttentionProblem) -> bool:
@@ -55,7 +63,7 @@ def needs_gradient(problem: AttentionProblem) -> bool:
 
 
 def tensors_of(problem: AttentionProblem) -> list[Tensor | None]:
-    """Return every tensor of a problem, in the order that `with_tensors` takes them."""
+    """Return every tensor of a problem, in the order that `problem_of` takes them."""
     tensors: list[Tensor | None] = [problem.q, problem.k, problem.v, problem.sink]
     if isinstance(problem.scale, Tensor):
         tensors.append(problem.scale)
@@ -73,35 +81,104 @@ def tensors_of(problem: AttentionProblem) -> list[Tensor | None]:
     return tensors
 
 
-def with_tensors(problem: AttentionProblem, tensors: list[Any]) -> AttentionProblem:
-    """Return the problem with other tensors in the places of `tensors_of`."""
+class Facts(NamedTuple):
+    """A problem without its tensors, for autograd to keep: those it saves itself.
+
+    `_PLACE` stands in the place of a scale or softcap that is a tensor; mods have no captures,
+    block lists are (block_q, block_kv, seqlen_q, seqlen_kv, batch, heads), varlen the two lengths.
+    """
+
+    causal: Causal | None
+    window: Window
+    softcap: float | Tensor | None
+    scale: float | Tensor
+    has_default_scale: bool
+    mods: tuple[TracedMod | None, TracedMod | None, TracedMod | None]
+    num_captures: tuple[int, int, int]
+    lists: tuple[int, ...] | None
+    lengths: tuple[int, int] | None
+    deterministic: tuple[bool, bool]
+    wants: tuple[bool, bool]
+
+
+def facts_of(problem: AttentionProblem) -> Facts:
+    """Return what is left of a problem without its tensors."""
+    score_mod, mask_mod, block_mod = problem.score_mod, problem.mask_mod, problem.block_mask_mod
+    lists, varlen = problem.block_lists, problem.varlen
+    return Facts(
+        problem.causal,
+        problem.window,
+        _PLACE if isinstance(problem.softcap, Tensor) else problem.softcap,
+        _PLACE if isinstance(problem.scale, Tensor) else problem.scale,
+        problem.has_default_scale,
+        (_without_captures(score_mod), _without_captures(mask_mod), _without_captures(block_mod)),
+        (_num_captures(score_mod), _num_captures(mask_mod), _num_captures(block_mod)),
+        None
+        if lists is None
+        else (
+            *(lists.block_q, lists.block_kv, lists.seqlen_q, lists.seqlen_kv),
+            *(lists.batch, lists.heads),
+        ),
+        None if varlen is None else (varlen.max_seqlen_q, varlen.max_seqlen_kv),
+        (problem.deterministic, problem.deterministic_warns),
+        (problem.wants_lse, problem.wants_max_score),
+    )
+
+
+def _num_captures(mod: TracedMod | None) -> int:
+    return 0 if mod is None else len(mod.captures)
+
+
+def _without_captures(mod: TracedMod | None) -> TracedMod | None:
+    return mod if mod is None or not mod.captures else _with_captures(mod, ())
+
+
+def _with_captures(mod: TracedMod, captures: tuple[Tensor, ...]) -> TracedMod:
+    return TracedMod(
+        graph=mod.graph,
+        captures=captures,
+        scalars=mod.scalars,
+        specialised=mod.specialised,
+        source=mod.source,
+    )
+
+
+def problem_of(facts: Facts, tensors: list[Any]) -> AttentionProblem:
+    """Return the problem that `facts_of` and `tensors_of` took apart."""
     rest = iter(tensors)
     q, k, v, sink = next(rest), next(rest), next(rest), next(rest)
-    changes: dict[str, Any] = {"q": q, "k": k, "v": v, "sink": sink}
-    if isinstance(problem.scale, Tensor):
-        changes["scale"] = next(rest)
-    if isinstance(problem.softcap, Tensor):
-        changes["softcap"] = next(rest)
-    for name in ("score_mod", "mask_mod", "block_mask_mod"):
-        mod = cast(TracedMod | None, getattr(problem, name))
-        if mod is not None and mod.captures:
-            changes[name] = replace(mod, captures=tuple(next(rest) for _ in mod.captures))
-    if problem.block_lists is not None:
-        changes["block_lists"] = _lists_with_tensors(problem.block_lists, rest)
-    if problem.varlen is not None:
-        changes["varlen"] = Varlen(
-            cu_seqlens_q=next(rest),
-            cu_seqlens_kv=next(rest),
-            max_seqlen_q=problem.varlen.max_seqlen_q,
-            max_seqlen_kv=problem.varlen.max_seqlen_kv,
-            seqused_q=next(rest),
-            seqused_kv=next(rest),
-            page_table=next(rest),
-        )
-    return replace(problem, **changes)
+    scale = next(rest) if facts.scale is _PLACE else facts.scale
+    softcap = next(rest) if facts.softcap is _PLACE else facts.softcap
+    mods: list[TracedMod | None] = []
+    for mod, num in zip(facts.mods, facts.num_captures, strict=True):
+        captures = tuple(next(rest) for _ in range(num))
+        mods.append(mod if mod is None or not num else _with_captures(mod, captures))
+    lists = None if facts.lists is None else _lists_of(facts.lists, rest)
+    varlen = None if facts.lengths is None else _varlen_of(facts.lengths, rest)
+    return AttentionProblem(
+        q=q,
+        k=k,
+        v=v,
+        sink=sink,
+        causal=facts.causal,
+        window=facts.window,
+        softcap=softcap,
+        scale=scale,
+        has_default_scale=facts.has_default_scale,
+        score_mod=mods[0],
+        mask_mod=mods[1],
+        block_mask_mod=mods[2],
+        block_lists=lists,
+        varlen=varlen,
+        deterministic=facts.deterministic[0],
+        deterministic_warns=facts.deterministic[1],
+        wants_lse=facts.wants[0],
+        wants_max_score=facts.wants[1],
+    )
 
 
-def _lists_with_tensors(lists: BlockLists, rest: Any) -> BlockLists:
+def _lists_of(facts: tuple[int, ...], rest: Iterator[Any]) -> BlockLists:
+    block_q, block_kv, seqlen_q, seqlen_kv, batch, heads = facts
     return BlockLists(
         kv_num_blocks=next(rest),
         kv_indices=next(rest),
@@ -111,17 +188,30 @@ def _lists_with_tensors(lists: BlockLists, rest: Any) -> BlockLists:
         q_indices=next(rest),
         full_q_num_blocks=next(rest),
         full_q_indices=next(rest),
-        block_q=lists.block_q,
-        block_kv=lists.block_kv,
-        seqlen_q=lists.seqlen_q,
-        seqlen_kv=lists.seqlen_kv,
-        batch=lists.batch,
-        heads=lists.heads,
+        block_q=block_q,
+        block_kv=block_kv,
+        seqlen_q=seqlen_q,
+        seqlen_kv=seqlen_kv,
+        batch=batch,
+        heads=heads,
+    )
+
+
+def _varlen_of(lengths: tuple[int, int], rest: Iterator[Any]) -> Varlen:
+    cu_seqlens_q, cu_seqlens_kv, seqused_q = next(rest), next(rest), next(rest)
+    return Varlen(
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_kv=cu_seqlens_kv,
+        max_seqlen_q=lengths[0],
+        max_seqlen_kv=lengths[1],
+        seqused_q=seqused_q,
+        seqused_kv=next(rest),
+        page_table=next(rest),
     )
 
 
 class _Recorded(torch.autograd.Function):
-    """(problem, choice, q, k, v, sink, *captures) -> out, lse, max_score or None."""
+    """(problem, choice, tensors, q, k, v, sink, *captures) -> out, lse, max_score or None."""
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
@@ -131,40 +221,51 @@ class _Recorded(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         if result.max_score is not None:
             ctx.mark_non_differentiable(result.max_score)
-        tensors = tensors_of(problem)
-        ctx.save_for_backward(result.out, result.lse, *tensors)
-        # Without its tensors: holding them here would go around autograd's hooks and checks.
-        ctx.problem = with_tensors(problem, [_PLACE] * len(tensors))
+        ctx.save_for_backward(result.out, result.lse, *args[2])
+        # Without the tensors: holding them here would go around autograd's hooks and checks.
+        ctx.facts = facts_of(problem)
         ctx.choice = choice
         return result.out, result.lse, result.max_score
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         dout, dlse, _ = grads
-        flags = ctx.needs_input_grad[2:]
+        flags = ctx.needs_input_grad[3:]
         if dout is None and dlse is None:
-            return (None,) * (2 + len(flags))
+            return (None,) * (3 + len(flags))
         out, lse, *tensors = ctx.saved_tensors
-        problem = with_tensors(ctx.problem, tensors)
-        if torch.is_grad_enabled() or not is_plain(problem):
+        problem = problem_of(ctx.facts, tensors)
+        if torch.is_grad_enabled() or not is_plain(tensors):
             packed = pack(problem, ctx.choice.backend)
             results = differentiable_backward(packed, (dout, dlse, out, lse), list(flags))
-            return (None, None, *(g if f else None for g, f in zip(results, flags, strict=True)))
+            return (
+                *(None, None, None),
+                *(g if f else None for g, f in zip(results, flags, strict=True)),
+            )
         needs = GradientNeeds(*flags[:4], score_captures=tuple(flags[4:]))
         found = dispatch.backward(
             problem, ctx.choice, out=out, lse=lse, dout=dout, dlse=dlse, needs=needs
         )
-        return (None, None, found.dq, found.dk, found.dv, found.dsink, *found.score_captures)
+        return (
+            *(None, None, None),
+            found.dq,
+            found.dk,
+            found.dv,
+            found.dsink,
+            *found.score_captures,
+        )
 
 
 # Function.apply without its argument binding and functorch checks, which `is_plain` has done.
 _record = super(torch.autograd.Function, _Recorded).apply
 
 
-def attend(problem: AttentionProblem, choice: Choice) -> ForwardResult:
+def attend(
+    problem: AttentionProblem, choice: Choice, tensors: list[Tensor | None]
+) -> ForwardResult:
     """Run a plain problem, recorded by autograd where a gradient is needed."""
     if not needs_gradient(problem):
         return dispatch.forward(problem, choice)
     captures = () if problem.score_mod is None else problem.score_mod.captures
-    outputs = _record(problem, choice, problem.q, problem.k, problem.v, problem.sink, *captures)
+    outputs = _record(problem, choice, tensors, *tensors[:4], *captures)
     return ForwardResult(*outputs)

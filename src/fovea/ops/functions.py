@@ -131,7 +131,7 @@ def _call_operator(facts: tuple[Any, ...], results: Any, tensors: list[Any]) -> 
     dout, dlse, out, lse = results
     q, k, v, sink, *rest = tensors
     captures, constants = rest[:num_captures], rest[num_captures:]
-    *grads, dcaptures = torch.ops.fovea.attention_backward(
+    grads = torch.ops.fovea.attention_backward(
         dout, dlse, q, k, v, sink, out, lse, captures, constants, list(ints), program, list(flags)
     )
-    return (*grads, *dcaptures)
+    return tuple(grads)

@@ -29,11 +29,17 @@ library.define(
 library.define(
     "attention_backward(Tensor? dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor? sink, "
     "Tensor out, Tensor lse, Tensor[] captures, Tensor[] constants, SymInt[] ints, str program, "
-    "bool[] needs) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink, Tensor[] dcaptures)",
+    "bool[] needs) -> Tensor[]",  # dq, dk, dv, dsink, then one a capture
     tags=_TAGS,
 )
-
-type_of_backward_outputs = tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]
+# For graphs alone: opaque, so that no loop over tiles is traced. Eager second orders call the
+# reference directly and can be differentiated again.
+library.define(
+    "attention_second_order(Tensor?[] cotangents, Tensor? dout, Tensor? dlse, Tensor q, Tensor k, "
+    "Tensor v, Tensor? sink, Tensor out, Tensor lse, Tensor[] captures, Tensor[] constants, "
+    "SymInt[] ints, str program, bool[] needs) -> Tensor[]",
+    tags=_TAGS,
+)
 
 
 def packed_of(args: tuple[Any, ...]) -> Packed:
@@ -57,7 +63,7 @@ def attention_forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     return out, lse, lse.new_empty(0) if max_score is None else max_score
 
 
-def attention_backward(*args: Any) -> type_of_backward_outputs:
+def attention_backward(*args: Any) -> list[Tensor]:
     """Run the first-order backward: the kernel of fovea::attention_backward on every device."""
     dout, dlse, q, k, v, sink, out, lse, captures, constants, ints, program, flags = args
     packed = Packed(q, k, v, sink, captures, constants, ints, program)
@@ -66,13 +72,24 @@ def attention_backward(*args: Any) -> type_of_backward_outputs:
     grads = dispatch.backward(
         problem, choice, out=out, lse=lse, dout=dout, dlse=dlse, needs=needs_of(flags)
     )
-    return (
-        _or_empty(grads.dq, q),
-        _or_empty(grads.dk, k),
-        _or_empty(grads.dv, v),
-        _or_empty(grads.dsink, q),
-        [_or_empty(grad, q) for grad in grads.score_captures],
-    )
+    flat = (grads.dq, grads.dk, grads.dv, grads.dsink, *grads.score_captures)
+    return [_or_empty(grad, q) for grad in flat]
+
+
+def attention_second_order(*args: Any) -> list[Tensor]:
+    """Run the derivative of the backward; results as `second_order.SecondOrder`, in its order."""
+    cotangents, dout, dlse, *inputs, out, lse, captures, constants, ints, program, flags = args
+    packed = Packed(*inputs, captures, constants, ints, program)
+    with torch.enable_grad():
+        grads = second_order(packed, (dout, dlse, out, lse), needs_of(flags), cotangents)
+    flat = (grads.dout, grads.dlse, *grads.inputs, grads.out, grads.lse, *grads.captures)
+    # A copy where autograd hands out views or shared zeros: outputs own their memory.
+    return [
+        packed.q.new_empty(0)
+        if g is None
+        else g.detach().clone(memory_format=torch.contiguous_format)
+        for g in flat
+    ]
 
 
 def _or_empty(grad: Tensor | None, like: Tensor) -> Tensor:
@@ -93,7 +110,7 @@ def _forward_fake(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     return out, lse, max_score
 
 
-def _backward_fake(*args: Any) -> type_of_backward_outputs:
+def _backward_fake(*args: Any) -> list[Tensor]:
     _, _, q, k, v, sink, _, _, captures, _, _, _, flags = args
 
     def gradient(tensor: Tensor | None, is_needed: bool) -> Tensor:
@@ -103,13 +120,18 @@ def _backward_fake(*args: Any) -> type_of_backward_outputs:
             tensor.shape, strides_in_order(tensor.shape, tensor.stride())
         )
 
-    return (
-        gradient(q, flags[0]),
-        gradient(k, flags[1]),
-        gradient(v, flags[2]),
-        gradient(sink, flags[3]),
-        [gradient(capture, flag) for capture, flag in zip(captures, flags[4:], strict=True)],
-    )
+    tensors = (q, k, v, sink, *captures)
+    return [gradient(tensor, flag) for tensor, flag in zip(tensors, flags, strict=True)]
+
+
+def _second_order_fake(*args: Any) -> list[Tensor]:
+    _, *tensors, captures, _, _, _, _ = args
+    return [
+        args[3].new_empty(0)
+        if tensor is None or not tensor.is_floating_point()
+        else tensor.new_empty(tensor.shape)
+        for tensor in (*tensors, *captures)
+    ]
 
 
 def _save_forward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -131,19 +153,14 @@ def _differentiate_forward(
     flags = ctx.flags
     if dout is None and dlse is None:
         return (None, None, None, None, [None] * len(captures), [None] * len(constants), None, None)
-    *grads, dcaptures = torch.ops.fovea.attention_backward(
+    grads = torch.ops.fovea.attention_backward(
         dout, dlse, q, k, v, sink, out, lse, captures, constants, ctx.ints, ctx.program, flags
     )
-    return (
-        *(grad if flag else None for grad, flag in zip(grads, flags[:4], strict=True)),
-        [grad if flag else None for grad, flag in zip(dcaptures, flags[4:], strict=True)],
-        [None] * len(constants),
-        None,
-        None,
-    )
+    asked = [grad if flag else None for grad, flag in zip(grads, flags, strict=True)]
+    return (*asked[:4], asked[4:], [None] * len(constants), None, None)
 
 
-def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     dout, dlse, q, k, v, sink, out, lse, captures, constants, ints, program, flags = inputs
     del output
     ctx.set_materialize_grads(False)
@@ -151,25 +168,21 @@ def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -
     ctx.ints, ctx.program, ctx.flags, ctx.num_captures = ints, program, flags, len(captures)
 
 
-def _differentiate_backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+def _differentiate_backward(ctx: Any, cotangents: Any) -> tuple[Any, ...]:
     dout, dlse, q, k, v, sink, out, lse, *rest = ctx.saved_tensors
     captures, constants = rest[: ctx.num_captures], rest[ctx.num_captures :]
-    packed = Packed(q, k, v, sink, captures, constants, ctx.ints, ctx.program)
-    *first, of_captures = cotangents
-    flat = [*first, *(of_captures if of_captures is not None else [None] * len(captures))]
-    grads = second_order(packed, (dout, dlse, out, lse), needs_of(ctx.flags), flat)
-    return (
-        grads.dout,
-        grads.dlse,
-        *grads.inputs,
-        grads.out,
-        grads.lse,
-        list(grads.captures),
-        [None] * len(constants),
-        None,
-        None,
-        None,
+    sources = [dout, dlse, q, k, v, sink, out, lse]
+    grads = torch.ops.fovea.attention_second_order(
+        list(cotangents), *sources, captures, constants, ctx.ints, ctx.program, ctx.flags
     )
+    first_grads = [
+        None if source is None else grad for source, grad in zip(sources, grads[:8], strict=True)
+    ]
+    of_captures = [
+        grad if capture.is_floating_point() else None
+        for capture, grad in zip(captures, grads[8:], strict=True)
+    ]
+    return (*first_grads, of_captures, [None] * len(constants), None, None, None)
 
 
 for name, kernel, fake, save, differentiate in (
@@ -193,3 +206,5 @@ for name, kernel, fake, save, differentiate in (
     torch.library.register_autograd(
         f"fovea::{name}", differentiate, setup_context=save, lib=library
     )
+library.impl("attention_second_order", attention_second_order, "CompositeExplicitAutograd")
+torch.library.register_fake("fovea::attention_second_order", _second_order_fake, lib=library)

@@ -7,13 +7,13 @@ argument or a 0-d tensor, never in the text, so that it costs no recompilation.
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fovea.problem import AttentionProblem, Causal, Varlen
-from fovea.problem.checks import check_number
+from fovea.problem.checks import check_number, is_unreadable
 from fovea.tiling.block_lists import BlockLists
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def _number_tensor(number: float | Tensor) -> Tensor:
 
 
 def _read_number(name: str, number: Tensor, *, is_positive: bool) -> float | Tensor:
-    if number.device.type != "cpu":
+    if is_unreadable(number):
         return number
     value = float(number.item())
     check_number(name, value, is_positive=is_positive)
@@ -239,8 +239,13 @@ def _read_scalars(
     if mod is None:
         return ()
     return tuple(
-        next(ints) if kind == "i64" else float(next(constants).item()) for kind in mod[0].scalars
+        next(ints) if kind == "i64" else _read_scalar(next(constants)) for kind in mod[0].scalars
     )
+
+
+def _read_scalar(number: Tensor) -> Any:
+    """Return a number; a fake tensor, met while a second order is traced, stays a tensor."""
+    return number if is_unreadable(number) else float(number.item())
 
 
 def _rebuild_mod(

@@ -1,9 +1,8 @@
-"""The FLOP formulas and the DTensor sharding rules, registered with the first call that could use
-them.
+"""FLOP formulas and DTensor sharding rules, registered with the first call that could use them.
 
-Lives here: the formulas and rules, and the moment of their registration. Importing torch's homes of
-them at import time would pull in triton or inductor. Invariant: a rule never lets a shard change
-what a mod sees: `b` and `h` count within the whole call.
+Lives here: the moment of registration, and the FLOP formulas. Not here: the sharding rules
+(`sharding.py`). Invariant: importing fovea imports neither `torch.utils.flop_counter` nor
+`torch.distributed.tensor`, which would pull in triton or inductor.
 """
 
 import sys
@@ -13,21 +12,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fovea.ops import sharding
 from fovea.ops.program import Program, parse
 
 _registered: set[str] = set()
 
 
-def register(tensors: Sequence[Tensor | None]) -> None:
-    """Register what the current modes and tensor types ask for; quick when nothing does."""
+def register() -> None:
+    """Register what torch modules that are loaded could use; quick when there is nothing new."""
     if "torch.utils.flop_counter" in sys.modules:
         _register_flops()
     if "torch.distributed.tensor" in sys.modules and "sharding" not in _registered:
-        from torch.distributed.tensor import DTensor
+        _registered.add("sharding")
+        sharding.register()
 
-        if any(isinstance(tensor, DTensor) for tensor in tensors):
-            _registered.add("sharding")
-            _register_sharding()
+
+# What torch.compiler.assume_constant_result does: Dynamo runs this while it traces, and puts
+# nothing into the graph. The decorator itself would import Dynamo with fovea.
+register._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _register_flops() -> None:
@@ -88,18 +90,3 @@ def _num_packed_pairs(program: Program, bounds: Sequence[Tensor]) -> int:
     else:
         lengths_kv = named["cu_seqlens_kv"].diff()
     return int((lengths_q.long() * lengths_kv.long()).sum())
-
-
-def _register_sharding() -> None:
-    from torch.distributed.tensor.experimental import register_sharding
-
-    register_sharding(torch.ops.fovea.attention_forward.default)(_forward_shardings)
-    register_sharding(torch.ops.fovea.attention_backward.default)(_backward_shardings)
-
-
-def _forward_shardings(*args: Any) -> list[tuple[list[Any], list[Any]]]:
-    raise NotImplementedError
-
-
-def _backward_shardings(*args: Any) -> list[tuple[list[Any], list[Any]]]:
-    raise NotImplementedError

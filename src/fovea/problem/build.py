@@ -70,7 +70,7 @@ def make_dense(q: Tensor, k: Tensor, v: Tensor, request: Request) -> AttentionPr
         raise ValueError(
             invalid("seqlen of v", shape_v[1], f"{shape_k[1]}, the seqlen of k", "match them")
         )
-    checks.check_heads(q, k, v)
+    checks.check_heads(shape_q, shape_k, shape_v)
     return _finish(q, k, v, request, None, batch, (shape_q[1], shape_k[1]))
 
 
@@ -108,7 +108,7 @@ def make_varlen(
         _check_packed_kv(k, v, where, q, batch)
     else:
         _check_paged_kv(q, k, v, where, batch)
-    checks.check_heads(q, k, v)
+    checks.check_heads(q.shape, k.shape, v.shape)
     varlen = Varlen(
         cu_seqlens_q=where.cu_seqlens_q,
         cu_seqlens_kv=where.cu_seqlens_kv,

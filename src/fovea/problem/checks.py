@@ -76,12 +76,12 @@ def check_rank(name: str, tensor: Tensor, axes: str, remedy: str) -> None:
         raise ValueError(invalid(f"{name}.shape", tuple(tensor.shape), f"({axes})", remedy))
 
 
-def check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_heads(shape_q: torch.Size, shape_k: torch.Size, shape_v: torch.Size) -> None:
     """Raise ValueError unless head counts and head dims of q, k and v fit each other."""
-    heads_q, heads_kv, head_dim, head_dim_v = q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
-    if v.shape[-2] != heads_kv:
+    heads_q, head_dim, heads_kv, head_dim_v = shape_q[-2], shape_q[-1], shape_k[-2], shape_v[-1]
+    if shape_v[-2] != heads_kv:
         raise ValueError(
-            invalid("heads of v", v.shape[-2], f"{heads_kv}, the heads of k", "give k and v alike")
+            invalid("heads of v", shape_v[-2], f"{heads_kv}, the heads of k", "give k and v alike")
         )
     if heads_kv < 1 or heads_q < 1 or heads_q % heads_kv != 0:
         raise ValueError(
@@ -93,15 +93,19 @@ def check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
                 "fovea.flex_attention, which takes (batch, heads, seqlen, head_dim)",
             )
         )
-    if k.shape[-1] != head_dim:
+    if shape_k[-1] != head_dim:
         raise ValueError(
-            invalid("head_dim of k", k.shape[-1], f"{head_dim}, the head_dim of q", "match them")
+            invalid("head_dim of k", shape_k[-1], f"{head_dim}, the head_dim of q", "match them")
         )
-    for name, value in (("head_dim of q and k", head_dim), ("head_dim of v", head_dim_v)):
-        if not 1 <= value <= MAX_HEAD_DIM:
-            raise ValueError(
-                invalid(name, value, f"1 to {MAX_HEAD_DIM}", "split the head into several")
+    if not (1 <= head_dim <= MAX_HEAD_DIM and 1 <= head_dim_v <= MAX_HEAD_DIM):
+        raise ValueError(
+            invalid(
+                "head_dim of q and k, head_dim of v",
+                (head_dim, head_dim_v),
+                f"1 to {MAX_HEAD_DIM}",
+                "split the head into several",
             )
+        )
 
 
 def normal_causal(causal: object) -> Causal | None:
