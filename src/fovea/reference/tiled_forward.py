@@ -5,6 +5,7 @@ Lives here: the loop over tiles and the state of a row. Not here: the softmax ar
 step never holds more than one score tile, so memory grows with the lengths, not their product.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -73,33 +74,55 @@ class PieceForward:
             tile_n=tile_n,
         )
 
-    def run(self, out: Tensor, lse: Tensor, max_score: Tensor | None) -> None:
-        """Write the results of all rows of the piece.
+    def run(self, result: ForwardResult) -> None:
+        """Write the results of all rows of the piece into those of the whole problem."""
+        for begin, end in self.chunks():
+            state = self.rows(begin, end)
+            out, lse = finished(state, self.sink())
+            self.store(result, begin, end, out, lse, state.maximum)
+
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        """Yield (begin, end) of the rows of each step."""
+        piece = self.piece
+        num_heads = piece.batch * piece.heads_q
+        if num_heads == 0:
+            return
+        step = rows_per_step(num_heads, piece.seqlen_q, self.tile_n, is_cuda=piece.q.is_cuda)
+        for begin in range(0, piece.seqlen_q, step):
+            yield begin, min(begin + step, piece.seqlen_q)
+
+    def store(
+        self,
+        result: ForwardResult,
+        begin: int,
+        end: int,
+        out: Tensor,
+        lse: Tensor,
+        maximum: Tensor,
+    ) -> None:
+        """Write rows begin..end of the piece.
 
         Shapes:
-            out: (batch, seqlen_q, heads_q, head_dim_v); lse, max_score: (batch, heads_q, seqlen_q).
+            out: (batch, heads_q, M, head_dim_v); lse, maximum: (batch, heads_q, M, 1).
         """
         piece = self.piece
-        if piece.batch == 0 or piece.heads_q == 0:
-            return
-        step = rows_per_step(
-            piece.batch * piece.heads_q, piece.seqlen_q, self.tile_n, is_cuda=piece.q.is_cuda
-        )
-        for begin in range(0, piece.seqlen_q, step):
-            end = min(begin + step, piece.seqlen_q)
-            state = self._rows(begin, end)
-            if max_score is not None:
-                max_score[:, :, begin:end] = state.maximum.squeeze(-1)
-            normalised, row_lse = finished(state, self._sink())
-            out[:, begin:end] = normalised.transpose(1, 2)
-            lse[:, :, begin:end] = row_lse.squeeze(-1)
+        piece.q_rows(result.out)[:, begin:end] = out.transpose(1, 2)
+        piece.row_stats(result.lse)[:, :, begin:end] = lse.squeeze(-1)
+        if result.max_score is not None:
+            piece.row_stats(result.max_score)[:, :, begin:end] = maximum.squeeze(-1)
 
-    def _sink(self) -> Tensor | None:
+    def sink(self) -> Tensor | None:
+        """Return the sink as (1, heads_q, 1, 1) in the accumulation dtype."""
         sink = self.problem.sink
         return None if sink is None else sink.to(self.k.dtype).view(1, -1, 1, 1)
 
-    def _rows(self, begin: int, end: int) -> RowState:
-        """Return the state of rows begin..end after their last tile."""
+    def rows(self, begin: int, end: int, tiles: range | None = None) -> RowState:
+        """Return the state of rows begin..end after their last tile.
+
+        Args:
+            begin, end: query rows of the piece.
+            tiles: the KV tiles to visit, by number; None = all that have something visible.
+        """
         piece = self.piece
         q = pack_rows(piece.q[:, begin:end].to(self.k.dtype), piece.heads_kv)
         stats_shape = (piece.batch, piece.heads_q, end - begin, 1)
@@ -111,6 +134,8 @@ class PieceForward:
             maximum=nothing,
         )
         for tile, hidden in self.visibility.tiles(begin, end, self.tile_n):
+            if tiles is not None and tile.kv_begin // self.tile_n not in tiles:
+                continue
             keys = slice(tile.kv_begin, tile.kv_end)
             raw = torch.bmm(q, self.k[:, keys].transpose(1, 2)).mul_(self.problem.scale)
             scores = self.scores.apply(raw.view(*stats_shape[:3], -1), tile, hidden).final
@@ -159,6 +184,21 @@ def finished(state: RowState, sink: Tensor | None) -> tuple[Tensor, Tensor]:
     return out, lse.masked_fill(row_sum == 0, -torch.inf)
 
 
+def empty_result(problem: AttentionProblem) -> ForwardResult:
+    """Return results to write into; what no piece will write is 0 and -inf already."""
+    out = problem.empty_out()
+    lse = torch.empty(
+        problem.lse_shape, dtype=accumulation_dtype(problem.dtype), device=problem.device
+    )
+    max_score = torch.empty_like(lse) if problem.wants_max_score else None
+    if problem.varlen is not None:
+        out.zero_()
+        lse.fill_(-torch.inf)
+        if max_score is not None:
+            max_score.fill_(-torch.inf)
+    return ForwardResult(out=out, lse=lse, max_score=max_score)
+
+
 @torch.no_grad()
 def forward(problem: AttentionProblem, *, tile_n: int = REFERENCE_TILE_N) -> ForwardResult:
     """Return out, lse and max_score of a problem.
@@ -167,20 +207,8 @@ def forward(problem: AttentionProblem, *, tile_n: int = REFERENCE_TILE_N) -> For
         problem: the call; any device, float64 to bfloat16.
         tile_n: keys of one step of the online softmax; a kernel's own, to compare with it.
     """
-    dtype = accumulation_dtype(problem.dtype)
-    out = problem.empty_out()
-    lse = torch.empty(problem.lse_shape, dtype=dtype, device=problem.device)
-    max_score = torch.empty_like(lse) if problem.wants_max_score else None
-    if problem.varlen is not None:
-        out.zero_()
-        lse.fill_(-torch.inf)
-        if max_score is not None:
-            max_score.fill_(-torch.inf)
+    result = empty_result(problem)
     blocks = BlockStates.of(problem)
     for piece in pieces(problem):
-        PieceForward.of(problem, piece, blocks, tile_n).run(
-            piece.q_rows(out),
-            piece.row_stats(lse),
-            None if max_score is None else piece.row_stats(max_score),
-        )
-    return ForwardResult(out=out, lse=lse, max_score=max_score)
+        PieceForward.of(problem, piece, blocks, tile_n).run(result)
+    return result

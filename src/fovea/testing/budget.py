@@ -200,7 +200,7 @@ def rounding_bands(problem: AttentionProblem, dout: Tensor, dlse: Tensor | None)
     captures = () if wide.score_mod is None else wide.score_mod.captures
     leaves = tuple(x.requires_grad_() for x in captures if x.is_floating_point())
     parts = [
-        _piece_bands(wide, piece, _PieceCotangents.of(piece, dout, dlse), leaves)
+        _piece_bands(wide, piece, _PieceCotangents.of(piece, dout, dlse), leaves, eps_lse / eps)
         for piece in pieces(wide)
     ]
     by_leaf = [_total([part.captures[i] for part in parts]) for i in range(len(leaves))]
@@ -251,13 +251,33 @@ class _PieceCotangents(NamedTuple):
 
 
 def _piece_bands(
-    problem: AttentionProblem, piece: Piece, cotangents: _PieceCotangents, leaves: Sequence[Tensor]
+    problem: AttentionProblem,
+    piece: Piece,
+    cotangents: _PieceCotangents,
+    leaves: Sequence[Tensor],
+    relative_eps: float,
 ) -> Bands:
-    """Return the sums of absolute values of one piece, not yet times eps."""
+    """Return the sums of absolute values of one piece, not yet times eps.
+
+    Args:
+        problem: in float64.
+        piece, cotangents: which part.
+        leaves: captured tensors whose gradients are wanted.
+        relative_eps: eps of the accumulation dtype over that of the inputs.
+    """
     with torch.enable_grad():
         terms = dense_terms(problem, piece)
     terms_d = DenseTerms(*(x.detach() for x in terms))
+    group = piece.heads_q // max(piece.heads_kv, 1)
+    scale = abs(float(problem.scale))
+    q, k = piece.q.detach().transpose(1, 2).abs(), piece.k.transpose(1, 2).abs()
+    k = k.repeat_interleave(group, dim=1)
+    sizes = q @ k.transpose(2, 3) * scale + terms_d.scores.abs().nan_to_num(posinf=0.0)
+    # An absolute error of score or lse is a relative error of P, in the accumulation dtype's eps.
+    score_size = torch.nn.functional.pad(sizes, (0, 1)).amax(dim=-1) + 1.0
+    score_size = score_size + terms_d.lse.abs().nan_to_num(posinf=0.0)
     p = terms_d.p.nan_to_num()
+    p = p * (1 + score_size * relative_eps).unsqueeze(-1)
     dout, dlse = cotangents
     out = (p @ terms_d.v).abs()
     out_band = p @ terms_d.v.abs()
@@ -267,18 +287,13 @@ def _piece_bands(
         delta = delta + dlse
     ds = p * (dp + delta.unsqueeze(-1))
     captures, ds_raw = _through_mods(terms, ds, leaves)
-    group = piece.heads_q // max(piece.heads_kv, 1)
-    scale = abs(float(problem.scale))
-    q, k = piece.q.detach().transpose(1, 2).abs(), piece.k.transpose(1, 2).abs()
-    k = k.repeat_interleave(group, dim=1)
-    magnitude = torch.nn.functional.pad(q @ k.transpose(2, 3) * scale, (0, 1)).amax(dim=-1)
     dsink = None
     if problem.sink is not None:
         sink = problem.sink.detach().view(1, -1, 1)
         dsink = ((sink - terms_d.lse).exp() * delta).nan_to_num().sum(dim=(0, 2))
     return Bands(
         out=out_band.transpose(1, 2),
-        lse=magnitude + terms_d.lse.abs().nan_to_num(posinf=0.0) + 1.0,
+        lse=score_size,
         dq=(ds_raw @ k * scale).transpose(1, 2),
         dk=_ungrouped(ds_raw.transpose(2, 3) @ q * scale, group),
         dv=_ungrouped(p.transpose(2, 3) @ dout, group),
