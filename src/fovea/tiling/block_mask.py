@@ -1,5 +1,167 @@
-"""Block lists of a mask_mod (`BlockLists`, re-exported from `block_lists.py`)."""
+"""torch's BlockMask of a mask_mod, built block by block.
 
+Lives here: `create_block_mask`, from a user's function to index lists. Not here: how block states
+are found (`block_states.py`, `mask_intervals.py`) and how lists are laid out (`block_lists.py`).
+Invariant: the result equals that of torch's own create_block_mask, entry for entry, and no tensor
+over query x KV positions exists on the way.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fovea.errors import invalid
+from fovea.mods.evaluate import evaluate
+from fovea.mods.trace import TracedMod, trace_mask_mod
 from fovea.tiling.block_lists import BlockLists
+from fovea.tiling.block_states import BlockGrid, Boxes, block_states
+from fovea.tiling.mask_intervals import MaskIntervals
 
-__all__ = ["BlockLists"]
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+__all__ = ["BlockLists", "create_block_mask"]
+
+
+def create_block_mask(
+    mask_mod: Callable[..., Any],
+    B: int | None,
+    H: int | None,
+    Q_LEN: int,
+    KV_LEN: int,
+    device: torch.device | str | int | None = None,
+    BLOCK_SIZE: int | tuple[int, int] = 128,
+) -> "BlockMask":
+    """Return torch's BlockMask of `mask_mod`, for fovea's and for torch's flex_attention.
+
+    Equal to what `torch.nn.attention.flex_attention.create_block_mask` returns, without its dense
+    B x H x Q_LEN x KV_LEN mask: regions are settled by interval analysis of the traced mask, and
+    only blocks that it leaves open are evaluated. A causal, windowed or document mask of a million
+    tokens takes seconds; a mask without structure costs its full evaluation, block row by block
+    row, with a progress bar when that takes longer than a second.
+
+    Args:
+        mask_mod: mask_mod(b, h, q_idx, kv_idx) -> bool, with any captured tensors.
+        B: batch size; None is 1, for a mask that holds for every batch.
+        H: number of query heads; None is 1.
+        Q_LEN: query length.
+        KV_LEN: key length.
+        device: where the lists go and the work is done. None is where the captured tensors are,
+            else the accelerator, else the CPU.
+        BLOCK_SIZE: size of a block, or (query, KV) sizes.
+
+    Raises:
+        TraceError: the mask cannot be traced; the text names the line.
+        ValueError: a size is not valid, or captured tensors lie on another device.
+    """
+    block_q, block_kv = _block_sizes(BLOCK_SIZE)
+    batch = _count("B", B, 1)
+    heads = _count("H", H, 1)
+    seqlen_q = _count("Q_LEN", Q_LEN, 0)
+    seqlen_kv = _count("KV_LEN", KV_LEN, 0)
+    place = None if device is None else torch.empty(0, device=device).device
+    mask = trace_mask_mod(mask_mod, place)
+    if place is None:
+        place = _default_device(mask)
+    with torch.no_grad():
+        program = TracedProgram(mask, place)
+        grid = BlockGrid(
+            batch=batch if program.reads("b") else 1,
+            heads=heads if program.reads("h") else 1,
+            seqlen_q=seqlen_q,
+            seqlen_kv=seqlen_kv,
+            block_q=block_q,
+            block_kv=block_kv,
+            device=place,
+        )
+        lists = BlockLists.from_states(
+            block_states(program, grid),
+            seqlen_q=seqlen_q,
+            seqlen_kv=seqlen_kv,
+            block_q=block_q,
+            block_kv=block_kv,
+        )
+    return lists.expanded(batch, heads).to_torch(mask_mod)
+
+
+class TracedProgram:
+    """A traced mask with its captured tensors on one device."""
+
+    def __init__(self, mask: TracedMod, device: torch.device) -> None:
+        self._mask = mask
+        self._captures = tuple(_on_device(tensor, device, mask) for tensor in mask.captures)
+        self._intervals = MaskIntervals(mask.graph, self._captures, mask.scalars, device)
+        self.width = self._intervals.width
+
+    def reads(self, name: str) -> bool:
+        """Return whether the mask depends on the input `name`."""
+        return any(node.op == name for node in self._mask.graph.nodes)
+
+    def classify(self, boxes: Boxes) -> Tensor:
+        """Return EMPTY or FULL where that is proved for the whole box, else UNDECIDED."""
+        return self._intervals.classify(boxes)
+
+    def evaluate(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        """Return the mask at broadcast positions."""
+        return evaluate(
+            self._mask.graph,
+            b=b,
+            h=h,
+            q_idx=q_idx,
+            kv_idx=kv_idx,
+            captures=self._captures,
+            scalars=self._mask.scalars,
+        )
+
+
+def _on_device(tensor: Tensor, device: torch.device, mask: TracedMod) -> Tensor:
+    if tensor.device != device and tensor.dim() > 0:
+        raise ValueError(
+            invalid(
+                "device",
+                device,
+                f"{tensor.device}, where a tensor of shape {tuple(tensor.shape)} is that the "
+                f"mask_mod captured ({mask.source})",
+                "move the captured tensor, or build the mask where it is",
+            )
+        )
+    return tensor.detach().to(device)
+
+
+def _default_device(mask: TracedMod) -> torch.device:
+    for tensor in mask.captures:
+        if tensor.dim() > 0:
+            return tensor.device
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return torch.device("cpu")
+    return torch.empty(0, device=accelerator).device
+
+
+def _block_sizes(size: int | tuple[int, int]) -> tuple[int, int]:
+    sizes = size if isinstance(size, (tuple, list)) else (size, size)
+    if len(sizes) != 2 or any(_as_int(s) is None or int(s) < 1 for s in sizes):
+        raise ValueError(
+            invalid("BLOCK_SIZE", size, "a positive int, or a pair (query, KV)", "pass 128, say")
+        )
+    return int(sizes[0]), int(sizes[1])
+
+
+def _count(name: str, value: int | None, least: int) -> int:
+    if value is None and least == 1:
+        return 1
+    count = _as_int(value)
+    if count is None or count < least:
+        raise ValueError(
+            invalid(name, value, f"an int of at least {least}", "pass the size of q or k")
+        )
+    return count
+
+
+def _as_int(value: object) -> int | None:
+    """Return an int, a symbolic int's value or an integer scalar; None for anything else."""
+    if isinstance(value, (bool, float, str)) or not hasattr(value, "__index__"):
+        return None
+    return int(value)  # pyright: ignore[reportArgumentType]

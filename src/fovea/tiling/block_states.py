@@ -48,7 +48,10 @@ class Boxes:
 
 
 class MaskProgram(Protocol):
-    """A mask as the descent needs it."""
+    """A mask as the descent needs it; `width` is how many values one position needs at once."""
+
+    @property
+    def width(self) -> int: ...
 
     def classify(self, boxes: Boxes) -> Tensor:
         """Return (n,) int8: EMPTY or FULL where proved for the whole box, else UNDECIDED."""
@@ -187,13 +190,14 @@ def _exact_states(
     """Return the states (n,) int8 of blocks: by samples first, then by every position."""
     states = torch.full_like(boxes.b, UNDECIDED, dtype=torch.int8)
     area = grid.block_q * grid.block_kv
+    batch = _batch_positions(grid.device) // program.width
     for samples in (*_SAMPLES, None):
         if samples is not None and 2 * samples**2 > area:
             continue
         rest = (states == UNDECIDED).nonzero().squeeze(1)
         positions = area if samples is None else samples**2
-        for part in rest.split(max(1, _batch_positions(grid.device) // positions)):
-            some = _take(boxes, part)
+        for part in rest.split(max(1, batch // positions)):
+            some = take(boxes, part)
             if samples is None:
                 q_idx = _every(some.q_first, some.q_last, grid.block_q)
                 kv_idx = _every(some.kv_first, some.kv_last, grid.block_kv)
@@ -220,7 +224,8 @@ def _states_at(program: MaskProgram, boxes: Boxes, q_idx: Tensor, kv_idx: Tensor
     return any_visible.to(torch.int8) + all_visible.to(torch.int8)
 
 
-def _take(boxes: Boxes, index: Tensor) -> Boxes:
+def take(boxes: Boxes, index: Tensor | slice) -> Boxes:
+    """Return the boxes at `index`."""
     return Boxes(
         b=boxes.b[index],
         h=boxes.h[index],

@@ -17,6 +17,8 @@ from fovea.tiling.block_states import (
 class NoAnalysis:
     """A mask that nothing is known of; counts the positions it is asked for."""
 
+    width = 1
+
     def __init__(self, function) -> None:
         self.function = function
         self.positions = 0
