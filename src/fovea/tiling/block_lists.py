@@ -19,8 +19,10 @@ from fovea.errors import invalid
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-# Work per step while lists are read or written; the int64 index of a scatter is 8 bytes each.
-_CHUNK_ELEMENTS = 1 << 21
+# Entries read or written per step. On a CPU small enough for the cache of a core, int64 positions
+# included; larger steps are slower and add to the peak memory. A GPU wants fewer launches.
+_STEP_CPU = 1 << 18
+_STEP_ACCELERATOR = 1 << 24
 
 
 class TorchBlockMask(Protocol):
@@ -458,7 +460,7 @@ def _lists_of(states: Tensor, wanted: int) -> tuple[Tensor, Tensor]:
     counts = torch.empty((batch, heads, rows), dtype=torch.int32, device=states.device)
     indices = torch.empty((batch, heads, rows, columns), dtype=torch.int32, device=states.device)
     column = torch.arange(columns, dtype=torch.int32, device=states.device)
-    step = max(1, _CHUNK_ELEMENTS // max(columns, 1))
+    step = _rows_per_step(columns, states.device)
     for b in range(batch):
         for h in range(heads):
             for begin in range(0, rows, step):
@@ -472,12 +474,17 @@ def _lists_of(states: Tensor, wanted: int) -> tuple[Tensor, Tensor]:
     return counts, indices
 
 
+def _rows_per_step(columns: int, device: torch.device) -> int:
+    entries = _STEP_CPU if device.type == "cpu" else _STEP_ACCELERATOR
+    return max(1, entries // max(columns, 1))
+
+
 def _mark(states: Tensor, counts: Tensor, indices: Tensor, value: int) -> None:
     """Write `value` at the listed columns of each row of `states`, in place."""
     batch, heads, rows, columns = states.shape
     width = indices.shape[-1]
     entry = torch.arange(width, device=states.device)
-    step = max(1, _CHUNK_ELEMENTS // max(width, columns, 1))
+    step = _rows_per_step(max(width, columns), states.device)
     for b in range(batch):
         for h in range(heads):
             for begin in range(0, rows, step):
