@@ -60,6 +60,13 @@ def _options(  # pyright: ignore[reportUnusedFunction] - typer calls it
     _Settings.traceback = traceback
 
 
+def _info(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what is installed, which backends work here, and why another does not."""
+    info.show(as_json=as_json)  # info.py itself runs without typer
+
+
 def _guarded(command: Callable[..., None]) -> Callable[..., None]:
     """Let an error of fovea end the program with its text: it says what to do."""
 
@@ -78,7 +85,7 @@ def _guarded(command: Callable[..., None]) -> Callable[..., None]:
 
 for _name, _command in {
     "demo": demo.run,
-    "info": info.run,
+    "info": _info,
     "explain": explain.run,
     "compile": compile_command.run,
     "bench": bench.run,

@@ -1,0 +1,68 @@
+"""`fovea emulate`: a call's own kernel on the emulator, under several schedules.
+
+Lives here: options in, a table out. The run is `emulation.py`'s.
+"""
+
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fovea.arch import arch_named
+from fovea.cli.call import Shape
+from fovea.cli.emulation import emulate
+from fovea.cli.kernel import compile_forward, resource_table
+from fovea.cli.options import Causal, MaskMod, ScoreMod, Softcap, Window, Words, read_call
+from fovea.problem import Request, make_dense
+
+Arch = Annotated[str, typer.Option(help="sm90 | sm100.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Random schedules to try.")]
+
+# One tile and a ragged rest: large enough for a pipeline to turn over, small enough to be quick.
+DEFAULT = Shape(
+    batch=1, heads_q=1, heads_kv=1, seqlen_q=200, seqlen_kv=200, head_dim=64, head_dim_v=64
+)
+
+
+def run(
+    call: Words = None,
+    causal: Causal = False,
+    window: Window = None,
+    softcap: Softcap = None,
+    score_mod: ScoreMod = None,
+    mask_mod: MaskMod = None,
+    arch: Arch = "sm90",
+    seeds: Seeds = 1,
+) -> None:
+    """Run a call's compiled kernel on the CPU emulator and compare it with float64.
+
+    A missing wait, fence or phase ends in a wrong value, a race report or a deadlock report.
+    """
+    mods = (score_mod, mask_mod)
+    wanted = read_call(call, causal, window, softcap, mods, default=DEFAULT)
+    problem = make_dense(
+        *wanted.make_inputs(torch.device("cpu")), Request(**wanted.keywords, wants_lse=True)
+    )
+    console = Console()
+    kernel = compile_forward(problem, arch_named(arch))
+    console.print(f"{wanted}, kernel {kernel.artifact.record.name}", highlight=False)
+    console.print(resource_table(kernel))
+    table = Table(box=None, pad_edge=False)
+    headings = ("seed", "max error", "plain", "instructions", "MMA MFLOP", "ex2", "steps", "s")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for seed in range(seeds):
+        done = emulate(problem, kernel, seed=seed)
+        table.add_row(
+            str(seed),
+            f"{done.accuracy.error:.2e}",
+            f"{done.accuracy.plain_error:.2e}",
+            str(done.count("instructions.")),
+            f"{done.count('mma_flops.') / 1e6:.1f}",
+            str(done.count("mufu.ex2")),
+            str(done.steps),
+            f"{done.seconds:.1f}",
+        )
+    console.print(table)

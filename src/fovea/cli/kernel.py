@@ -1,0 +1,89 @@
+"""The kernel of a call, compiled on any machine, and what it uses.
+
+Lives here: from a call to its artifact, and the table of resources. Choosing the plan is
+`plan/select.py`'s, compiling `compile/`'s work. Invariant: every figure comes from the compiled
+binary or the plan it was compiled from, and the table says which.
+"""
+
+import time
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from fovea.arch import Arch
+from fovea.cli.disassembly import InstructionCounts, count_instructions
+from fovea.compile import cache, key
+from fovea.compile.artifact import Artifact
+from fovea.compile.target import CompileTarget
+from fovea.compile.variant import ForwardVariant
+from fovea.errors import UnsupportedError
+from fovea.plan import select
+from fovea.plan.sm90 import ForwardPlan
+from fovea.problem import AttentionProblem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledKernel:
+    """A compiled forward kernel.
+
+    Attributes:
+        seconds: how long it took to have it, from the cache or the compiler.
+        was_cached: whether it lay in the disk cache.
+        counts: instructions of its machine code, None where no nvdisasm is installed.
+    """
+
+    plan: ForwardPlan
+    artifact: Artifact
+    seconds: float
+    was_cached: bool
+    counts: InstructionCounts | None
+
+
+def compile_forward(problem: AttentionProblem, arch: Arch) -> CompiledKernel:
+    """Return the forward kernel of a problem for an architecture.
+
+    Raises:
+        UnsupportedError: there is no such kernel, or no compiler here.
+    """
+    lack = select.unsupported(problem, arch)
+    if lack is not None:
+        raise UnsupportedError(f"no kernel for this call: {lack}; the reference takes it")
+    plan = select.forward_plan(problem, arch)
+    variant, target = ForwardVariant(plan), CompileTarget(arch=arch.target)
+    was_cached = cache.default_cache().load(key.cache_key(variant, target)) is not None
+    start = time.perf_counter()
+    artifact = cache.get_artifact(variant, target)
+    return CompiledKernel(
+        plan=plan,
+        artifact=artifact,
+        seconds=time.perf_counter() - start,
+        was_cached=was_cached,
+        counts=count_instructions(artifact.cubin),
+    )
+
+
+def resource_table(kernel: CompiledKernel) -> Table:
+    """Return what the kernel uses as a table of one row, with its headings."""
+    (resources,) = kernel.artifact.record.kernels.values()
+    columns = {
+        "tile": f"{kernel.plan.tile_m} x {kernel.plan.tile_n}",
+        "threads": str(resources.threads),
+        "registers": str(resources.registers),
+        "by role": " ".join(f"{role.name} {role.registers}" for role in kernel.plan.roles),
+        "shared": f"{kernel.plan.shared_bytes / 1024:.0f} KiB",
+        "stack + local": f"{resources.stack_bytes + resources.local_bytes} B",
+    }
+    counts = kernel.counts
+    if counts is not None:
+        columns |= {
+            "spill ops": str(counts.local_accesses),
+            "wgmma": str(counts.wgmma),
+            "exp2": str(counts.exp2),
+            "TMA": str(counts.tma),
+            "SASS": str(counts.total),
+        }
+    table = Table(box=None, pad_edge=False)
+    for heading in columns:
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_row(*columns.values())
+    return table
