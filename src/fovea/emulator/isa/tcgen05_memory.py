@@ -1,0 +1,488 @@
+"""Tensor memory: tcgen05 alloc, dealloc, ld, st, cp, shift, wait and fence.
+
+What lives here: the forms. Not here: products and commit (`isa/tcgen05_mma.py`), the cells and
+their allocator (`machine/tmem.py`), fragments (`layout/tensor_memory.py`).
+
+Invariant: loads and stores are asynchronous; registers of a load are unreadable until
+`tcgen05.wait::ld`. A register dependency alone would order them on the machine too, but nothing
+else would be ordered, so the emulator asks for the wait.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fovea.emulator.async_engine import Operation
+from fovea.emulator.errors import IllegalOperand, OutOfBounds
+from fovea.emulator.isa import instruction
+from fovea.emulator.isa.copy_engine import active_lanes, own_shared_place
+from fovea.emulator.isa.instruction import ALL_LANES, Array, Instruction
+from fovea.emulator.isa.tensor_core import (
+    SM100,
+    check_uniform,
+    descriptor_offsets,
+    member_ctas,
+    shared_address,
+    submit_tracked,
+)
+from fovea.emulator.layout.descriptor import CHUNK_BYTES
+from fovea.emulator.layout.tensor_memory import REGISTERS_PER_REPEAT, Access, access_table
+from fovea.emulator.machine.warp import InFlight, Wait
+from fovea.emulator.ptx import syntax
+
+_SOURCE = "PTX ISA 9.7.16"
+_SHAPES = "32x32b 16x64b 16x128b 16x256b"
+_REPEATS = "x1 x2 x4 x8 x16 x32 x64 x128"
+_MAX_REGISTERS = 128
+
+
+def _check_aligned(i: Instruction, warp: Any, mask: Array) -> None:
+    if mask is not ALL_LANES:
+        raise IllegalOperand(
+            f"{i.opcode} is .aligned: all 32 lanes must execute it together", warp.where(i)
+        )
+
+
+# --- allocation -----------------------------------------------------------------------------------
+
+
+@instruction(
+    "tcgen05.alloc.group.sync.aligned{.shared::cta}.b32 [d], nCols",
+    source=f"{_SOURCE}.7.1",
+    evidence="manual-only",
+    targets=SM100,
+    kind="sync",
+    group="cta_group::1 cta_group::2",
+)
+def tcgen05_alloc(i: Instruction) -> Any:
+    """Allocate columns (in both CTAs of a pair) and write the address to shared memory."""
+    target, read_columns = i.address("d"), i.read("nCols", "u32")
+    is_pair = i["group"] == "cta_group::2"
+
+    def run(warp: Any, mask: Array) -> Wait | None:
+        _check_aligned(i, warp, mask)
+        columns = check_uniform(i, warp, read_columns(warp), "nCols")
+        address = int(target(warp)[0])
+        if not i.has("shared::cta"):
+            address = shared_address(i, warp, 0, address)
+        place = own_shared_place(i, warp, 0, address, alignment=4, what="destination")
+        meeting = _meet(i, warp, is_pair=is_pair)
+        got: list[int] = []
+
+        def ready() -> bool:
+            if not meeting():
+                return False
+            start = warp.cta.tmem.allocate(columns, warp.touch(i, mask))
+            if start is None:
+                return False
+            got.append(start)
+            return True
+
+        def resume() -> None:
+            value = np.array([got[0]], np.uint32)
+            place.cta.shared.write(place.offset, value, warp.touch(i, mask))
+
+        if ready():
+            resume()
+            return None
+        return Wait(
+            ready,
+            lambda: (
+                f"tcgen05.alloc of {columns} columns ({warp.cta.tmem.allocated_columns} are "
+                f"taken{'; needs the pair' if is_pair else ''})"
+            ),
+            resume,
+        )
+
+    return run
+
+
+@instruction(
+    "tcgen05.dealloc.group.sync.aligned.b32 taddr, nCols",
+    source=f"{_SOURCE}.7.1",
+    evidence="manual-only",
+    targets=SM100,
+    kind="sync",
+    group="cta_group::1 cta_group::2",
+)
+def tcgen05_dealloc(i: Instruction) -> Any:
+    """Free an allocation."""
+    read_address, read_columns = i.read("taddr", "u32"), i.read("nCols", "u32")
+
+    def run(warp: Any, mask: Array) -> None:
+        _check_aligned(i, warp, mask)
+        columns = check_uniform(i, warp, read_columns(warp), "nCols")
+        address = check_uniform(i, warp, read_address(warp), "taddr")
+        if address >> 16:
+            raise IllegalOperand(
+                f"tcgen05.dealloc of lane {address >> 16}; an allocation starts at lane 0",
+                warp.where(i, address=address, space="tensor"),
+            )
+        warp.cta.tmem.deallocate(address & 0xFFFF, columns, warp.touch(i, mask))
+        warp.machine.notify()
+
+    return run
+
+
+@instruction(
+    "tcgen05.relinquish_alloc_permit.group.sync.aligned",
+    source=f"{_SOURCE}.7.1",
+    evidence="manual-only",
+    targets=SM100,
+    kind="sync",
+    group="cta_group::1 cta_group::2",
+)
+def tcgen05_relinquish_alloc_permit(i: Instruction) -> Any:
+    """Give up the CTA's right to allocate."""
+
+    def run(warp: Any, mask: Array) -> None:
+        _check_aligned(i, warp, mask)
+        warp.cta.tmem.relinquish()
+
+    return run
+
+
+def _meet(i: Instruction, warp: Any, *, is_pair: bool) -> Any:
+    """Return a test of whether the peer CTA has reached its own n-th collective allocation."""
+    if not is_pair:
+        return lambda: True
+    mine, peer = member_ctas(i, warp, 2)
+    if mine is not warp.cta:
+        mine, peer = peer, mine
+    key = "tcgen05.alloc count"
+    number = mine.state[key] = mine.state.get(key, 0) + 1
+    warp.machine.notify()
+    return lambda: peer.state.get(key, 0) >= number
+
+
+# --- ld and st ------------------------------------------------------------------------------------
+
+
+def _repeat(i: Instruction) -> int:
+    repeat = int(i["num"][1:])
+    if REGISTERS_PER_REPEAT[_shape(i)] * repeat > _MAX_REGISTERS:
+        raise i.error(f".{_shape(i)}.{i['num']} needs more than {_MAX_REGISTERS} registers")
+    return repeat
+
+
+def _shape(i: Instruction) -> str:
+    return i["shape"] or "16x32bx2"
+
+
+def _registers(i: Instruction, name: str, count: int) -> tuple[syntax.Operand, ...]:
+    items = i.items(name)
+    if len(items) != count:
+        raise i.error(f"{len(items)} registers; .{_shape(i)}.{i['num']} takes {count}")
+    return items
+
+
+def _place(i: Instruction, warp: Any, lanes: Array, access: Access) -> tuple[int, int]:
+    """Return lane and column of an access, checked against the warp's quarter of the lanes.
+
+    Raises:
+        IllegalOperand: the address differs between threads or leaves the warp's lanes.
+    """
+    address = check_uniform(i, warp, lanes, "taddr")
+    lane, column = address >> 16, address & 0xFFFF
+    first = warp.index % 4 * 32
+    if not first <= lane <= first + 32 - access.lanes or (lane - first) % access.lanes:
+        raise IllegalOperand(
+            f"warp {warp.index} may access lanes {first} to {first + 31} in groups of "
+            f"{access.lanes}; the address names lane {lane}",
+            warp.where(i, address=address, space="tensor"),
+        )
+    return lane, column
+
+
+def _half_columns(i: Instruction, access: Access, column: int) -> list[int]:
+    """Return the first column of each block of an access."""
+    if access.halves is None:
+        return [column]
+    return [column, column + i.immediate("immHalfSplitoff")]
+
+
+@instruction(
+    "tcgen05.ld.sync.aligned.shape.num{.pack::16b}.b32 r, [taddr]",
+    "tcgen05.ld.sync.aligned.16x32bx2.num{.pack::16b}.b32 r, [taddr], immHalfSplitoff",
+    source=f"{_SOURCE}.8.3",
+    evidence="manual-only",
+    targets=SM100,
+    kind="memory",
+    shape=_SHAPES,
+    num=_REPEATS,
+)
+def tcgen05_ld(i: Instruction) -> Any:
+    """Load cells of tensor memory to registers, asynchronously."""
+    return _load(i, None)
+
+
+@instruction(
+    "tcgen05.ld.red.sync.aligned.shape.num.redOp{.abs}{.NaN}.type r, redval, [taddr]",
+    "tcgen05.ld.red.sync.aligned.16x32bx2.num.redOp{.abs}{.NaN}.type r, redval, [taddr], "
+    "immHalfSplitoff",
+    source=f"{_SOURCE}.8.3",
+    evidence="manual-only",
+    targets="sm_103a,sm_110a",
+    kind="memory",
+    shape="32x32b",
+    num="x2 x4 x8 x16 x32 x64 x128",
+    redOp="min max",
+    type="u32 s32 f32",
+)
+def tcgen05_ld_red(i: Instruction) -> Any:
+    """Load cells and their minimum or maximum over the columns of each lane."""
+    if i["type"] != "f32" and (i.has("abs") or i.has("NaN")):
+        raise i.error(".abs and .NaN need .f32")
+
+    def reduce(values: Array) -> Array:
+        typed = values.view({"u32": np.uint32, "s32": np.int32, "f32": np.float32}[i["type"]])
+        if i.has("abs"):
+            typed = np.abs(typed)
+        if i["type"] != "f32" or i.has("NaN"):
+            result = typed.min(axis=0) if i["redOp"] == "min" else typed.max(axis=0)
+        else:
+            ufunc = np.fmin if i["redOp"] == "min" else np.fmax
+            result = ufunc.reduce(typed, axis=0)
+        return np.ascontiguousarray(result).view(np.uint32)
+
+    return _load(i, reduce)
+
+
+def _load(i: Instruction, reduce: Any) -> Any:
+    packs = i.has("pack::16b")
+    access = access_table(_shape(i), _repeat(i))
+    items = list(_registers(i, "r", len(access.rows)))
+    if reduce is not None:
+        items.append(i.operands["redval"])
+    slots = [i.slot(item).index if isinstance(item, syntax.Register) else None for item in items]
+    address = i.address("taddr")
+    width = access.columns * (2 if packs else 1)
+
+    def run(warp: Any, mask: Array) -> None:
+        _check_aligned(i, warp, mask)
+        lane, column = _place(i, warp, address(warp), access)
+        starts = _half_columns(i, access, column)
+
+        def effect(operation: Operation) -> None:
+            blocks = [
+                warp.cta.tmem.read(lane, access.lanes, start, width, operation.access)
+                for start in starts
+            ]
+            if packs:
+                blocks = [(block[:, 0::2] & 0xFFFF) | block[:, 1::2] << 16 for block in blocks]
+            rows = _gather(blocks, access)
+            if reduce is not None:
+                rows = [*rows, reduce(np.stack(rows))]
+            operation.results.update(enumerate(rows))
+
+        operation = warp.cta.cluster.engine.submit(warp, i, [effect], kind="tcgen05.ld")
+        warp.machine.counters.add("tensor_memory_load_bytes", 128 * len(access.rows))
+        for key, slot in enumerate(slots):
+            if slot is not None:
+                warp.registers[slot] = InFlight(operation, key)
+        warp.queue("tcgen05.ld").add(operation)
+
+    return run
+
+
+def _gather(blocks: Sequence[Array], access: Access) -> list[Array]:
+    if access.halves is None:
+        return list(blocks[0][access.rows, access.cells])
+    return list(np.stack(blocks)[access.halves, access.rows, access.cells])
+
+
+@instruction(
+    "tcgen05.st.sync.aligned.shape.num{.unpack::16b}.b32 [taddr], r",
+    "tcgen05.st.sync.aligned.16x32bx2.num{.unpack::16b}.b32 [taddr], immHalfSplitoff, r",
+    source=f"{_SOURCE}.8.4",
+    evidence="manual-only",
+    targets=SM100,
+    kind="memory",
+    shape=_SHAPES,
+    num=_REPEATS,
+)
+def tcgen05_st(i: Instruction) -> Any:
+    """Store registers to cells of tensor memory, asynchronously."""
+    unpacks = i.has("unpack::16b")
+    access = access_table(_shape(i), _repeat(i))
+    reads = [i.read_operand(item, "b32") for item in _registers(i, "r", len(access.rows))]
+    address = i.address("taddr")
+
+    def run(warp: Any, mask: Array) -> None:
+        _check_aligned(i, warp, mask)
+        lane, column = _place(i, warp, address(warp), access)
+        starts = _half_columns(i, access, column)
+        values = np.stack([read(warp) for read in reads]).view(np.uint32)
+
+        def effect(operation: Operation) -> None:
+            for half, start in enumerate(starts):
+                block = np.zeros((access.lanes, access.columns), np.uint32)
+                chosen = slice(None) if access.halves is None else access.halves == half
+                block[access.rows[:, chosen], access.cells[:, chosen]] = values[:, chosen]
+                if unpacks:
+                    block = np.stack((block & 0xFFFF, block >> 16), axis=-1)
+                    block = block.reshape(access.lanes, -1)
+                warp.cta.tmem.write(lane, start, block, operation.access)
+
+        operation = warp.cta.cluster.engine.submit(warp, i, [effect], kind="tcgen05.st")
+        warp.machine.counters.add("tensor_memory_store_bytes", 128 * len(access.rows))
+        warp.queue("tcgen05.st").add(operation)
+
+    return run
+
+
+@instruction(
+    "tcgen05.what.sync.aligned",
+    source=f"{_SOURCE}.8.5",
+    evidence="manual-only",
+    targets=SM100,
+    kind="sync",
+    what="wait::ld wait::st",
+)
+def tcgen05_wait(i: Instruction) -> Any:
+    """Wait for the warp's own loads or stores; loaded registers become readable."""
+    key = "tcgen05." + i["what"][-2:]
+
+    def run(warp: Any, mask: Array) -> Wait | None:
+        _check_aligned(i, warp, mask)
+        queue = warp.queue(key)
+        queue.commit()
+        operations = queue.covered(0)
+        if not operations:
+            return None
+
+        def resume() -> None:
+            queue.retire(0)
+            warp.observe(operations)
+
+        return Wait(
+            lambda: all(operation.is_complete for operation in operations),
+            lambda: f"{i.opcode}: {'; '.join(operation.describe() for operation in operations)}",
+            resume,
+        )
+
+    return run
+
+
+@instruction(
+    "tcgen05.what",
+    source=f"{_SOURCE}.11.1",
+    evidence="inferred",
+    targets=SM100,
+    kind="sync",
+    what="fence::before_thread_sync fence::after_thread_sync",
+)
+def tcgen05_fence(i: Instruction) -> Any:
+    """Order tcgen05 operations around a synchronisation of threads.
+
+    The emulator orders operations by the synchronisation itself, with or without the fence (what
+    compiled kernels rely on), so a missing fence is not reported.
+    """
+
+    def run(warp: Any, mask: Array) -> None:
+        return None
+
+    return run
+
+
+# --- copies inside the tensor core ----------------------------------------------------------------
+
+# Shape -> rows of the source, bytes of a row.
+_COPY_SHAPES = {
+    "128x256b": (128, 32),
+    "128x128b": (128, 16),
+    "64x128b": (64, 16),
+    "32x128b": (32, 16),
+}
+# Multicast -> for each group of 32 source rows, the warps whose lanes receive it.
+_COPY_TARGETS: dict[str, tuple[tuple[int, ...], ...]] = {
+    "": ((0,), (1,), (2,), (3,)),
+    "warpx2::02_13": ((0, 2), (1, 3)),
+    "warpx2::01_23": ((0, 1), (2, 3)),
+    "warpx4": ((0, 1, 2, 3),),
+}
+
+
+@instruction(
+    "tcgen05.cp.group.shape{.multicast} [taddr], s-desc",
+    source=f"{_SOURCE}.9.2",
+    evidence="manual-only",
+    targets=SM100,
+    kind="copy",
+    group="cta_group::1 cta_group::2",
+    shape=" ".join(_COPY_SHAPES),
+    multicast="warpx2::02_13 warpx2::01_23 warpx4",
+)
+def tcgen05_cp(i: Instruction) -> Any:
+    """Copy a matrix from shared to tensor memory, asynchronously."""
+    rows, row_bytes = _COPY_SHAPES[i["shape"]]
+    targets = _COPY_TARGETS[i["multicast"]]
+    if 32 * len(targets) != rows:
+        raise i.error(f".{i['shape']} does not go with multicast .{i['multicast'] or 'none'}")
+    address, read_descriptor = i.address("taddr"), i.read("s-desc", "b64")
+    group = int(i["group"][-1])
+
+    def issue(warp: Any, lane: int) -> None:
+        taddr = int(address(warp)[lane])
+        if taddr >> 16:
+            raise IllegalOperand(
+                f"tcgen05.cp to lane {taddr >> 16}; it must be 0",
+                warp.where(i, address=taddr, space="tensor"),
+            )
+        offsets = descriptor_offsets(
+            i, warp, int(read_descriptor(warp)[lane]), "source", rows, row_bytes, 1, is_k_major=True
+        )
+
+        def effect(operation: Operation) -> None:
+            for cta in member_ctas(i, warp, group):
+                chunks = cta.shared.read_at(offsets, CHUNK_BYTES, operation.access)
+                cells = np.ascontiguousarray(chunks).reshape(rows, row_bytes).view(np.uint32)
+                for part, warps in enumerate(targets):
+                    for target in warps:
+                        block = cells[32 * part : 32 * part + 32]
+                        cta.tmem.write(32 * target, taddr & 0xFFFF, block, operation.access)
+
+        submit_tracked(i, warp, [effect], kind="tcgen05.cp", group=group, lane=lane)
+
+    def run(warp: Any, mask: Array) -> None:
+        for lane in active_lanes(mask):
+            issue(warp, lane)
+
+    return run
+
+
+@instruction(
+    "tcgen05.shift.group.down [taddr]",
+    source=f"{_SOURCE}.9.3",
+    evidence="inferred",
+    targets=SM100,
+    kind="copy",
+    group="cta_group::1 cta_group::2",
+)
+def tcgen05_shift(i: Instruction) -> Any:
+    """Move the first 31 of 32 lanes of 8 columns down by one lane, asynchronously."""
+    address = i.address("taddr")
+    group = int(i["group"][-1])
+
+    def issue(warp: Any, thread: int) -> None:
+        taddr = int(address(warp)[thread])
+        lane, column = taddr >> 16, taddr & 0xFFFF
+        where = warp.where(i, address=taddr, space="tensor")
+        if lane % 32:
+            raise IllegalOperand(f"lane {lane} is no multiple of 32", where)
+        if lane >= 128:
+            raise OutOfBounds(f"lane {lane} is outside of tensor memory", where)
+
+        def effect(operation: Operation) -> None:
+            for cta in member_ctas(i, warp, group):
+                cells = cta.tmem.read(lane, 31, column, 8, operation.access)
+                cta.tmem.write(lane + 1, column, cells, operation.access)
+
+        submit_tracked(i, warp, [effect], kind="tcgen05.shift", group=group, lane=thread)
+
+    def run(warp: Any, mask: Array) -> None:
+        for thread in active_lanes(mask):
+            issue(warp, thread)
+
+    return run

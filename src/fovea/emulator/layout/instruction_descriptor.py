@@ -1,0 +1,104 @@
+"""Instruction descriptors of tcgen05.mma: shapes and types in 32 bits.
+
+What lives here: decoding for kinds f16, tf32, f8f6f4 and i8. Not here: block-scaled kinds, which
+have another layout and are not implemented.
+
+Invariant: a decoded descriptor describes a product the hardware has, or decoding raises.
+
+Source: PTX ISA 9.7.16.4.2 (table 42), 9.7.16.2.1 (table 39).
+"""
+
+from dataclasses import dataclass
+
+_A_B_TYPES: dict[str, dict[int, str]] = {
+    "f16": {0: "f16", 1: "bf16"},
+    "tf32": {2: "tf32"},
+    "f8f6f4": {0: "e4m3", 1: "e5m2", 3: "e2m3", 4: "e3m2", 5: "e2m1"},
+    "i8": {0: "u8", 1: "s8"},
+}
+_D_TYPES: dict[str, dict[int, str]] = {
+    "f16": {0: "f16", 1: "f32"},
+    "tf32": {1: "f32"},
+    "f8f6f4": {0: "f16", 1: "f32"},
+    "i8": {2: "s32"},
+}
+K_EXTENT = {"f16": 16, "tf32": 8, "f8f6f4": 32, "i8": 32}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstructionDescriptor:
+    """A decoded instruction descriptor."""
+
+    rows: int
+    columns: int
+    k_extent: int
+    d_type: str
+    a_type: str
+    b_type: str
+    a_is_negated: bool
+    b_is_negated: bool
+    a_is_k_major: bool
+    b_is_k_major: bool
+    saturates: bool
+
+
+def decode_instruction_descriptor(value: int, kind: str, cta_group: int) -> InstructionDescriptor:
+    """Return the fields of an instruction descriptor.
+
+    Raises:
+        ValueError: when a field has a value that the kind or the CTA group does not allow.
+    """
+    if value >> 2 & 1:
+        raise ValueError(f"instruction descriptor {value:#010x} asks for a sparse A (bit 2)")
+    if value & (1 << 6 | 1 << 23 | 1 << 29):
+        raise ValueError(f"instruction descriptor {value:#010x} sets a reserved bit (6, 23 or 29)")
+    a_type = _named(value >> 7 & 7, _A_B_TYPES[kind], "A", kind)
+    b_type = _named(value >> 10 & 7, _A_B_TYPES[kind], "B", kind)
+    if kind == "f16" and a_type != b_type:
+        raise ValueError(f"kind::f16 with A of .{a_type} and B of .{b_type}; they must be equal")
+    d_type = _named(value >> 4 & 3, _D_TYPES[kind], "D", kind)
+    if a_type == "bf16" and d_type == "f16":
+        raise ValueError("kind::f16 with .bf16 operands accumulates in .f32 only")
+    saturates = bool(value >> 3 & 1)
+    if kind != "i8" and saturates:
+        raise ValueError(f"instruction descriptor {value:#010x} saturates; only kind::i8 may")
+    if kind == "i8" and value >> 13 & 3:
+        raise ValueError("kind::i8 cannot negate its operands (bits 13, 14)")
+    rows, columns = (value >> 24 & 0x1F) << 4, (value >> 17 & 0x3F) << 3
+    _check_shape(rows, columns, kind, cta_group)
+    return InstructionDescriptor(
+        rows=rows,
+        columns=columns,
+        k_extent=K_EXTENT[kind],
+        d_type=d_type,
+        a_type=a_type,
+        b_type=b_type,
+        a_is_negated=bool(value >> 13 & 1),
+        b_is_negated=bool(value >> 14 & 1),
+        a_is_k_major=not value >> 15 & 1,
+        b_is_k_major=not value >> 16 & 1,
+        saturates=saturates,
+    )
+
+
+def _named(code: int, names: dict[int, str], matrix: str, kind: str) -> str:
+    if code not in names:
+        known = ", ".join(f"{number} {name}" for number, name in names.items())
+        raise ValueError(f"type {code} of {matrix} does not exist in kind::{kind} (known: {known})")
+    return names[code]
+
+
+def _check_shape(rows: int, columns: int, kind: str, cta_group: int) -> None:
+    allowed_rows = (64, 128) if cta_group == 1 else (128, 256)
+    if rows not in allowed_rows:
+        raise ValueError(f"M={rows} with cta_group::{cta_group} (allowed: {allowed_rows})")
+    step = 8 * cta_group
+    if kind == "i8":
+        step = 16 * cta_group
+        if cta_group == 1 and columns in (8, 24):
+            return
+    if not step <= columns <= 256 or columns % step:
+        raise ValueError(
+            f"N={columns} with kind::{kind}, cta_group::{cta_group} (allowed: multiples of {step} "
+            "up to 256)"
+        )
