@@ -1,7 +1,7 @@
 """Making of bundles: artifacts compiled ahead of time, for machines without a compiler.
 
 Lives here: the writer. What a bundle looks like and how one is searched is in `bundle`. Invariant:
-a bundle appears whole, by one rename.
+a new bundle appears whole, by one rename; an old one is moved aside just before.
 """
 
 import json
@@ -14,10 +14,11 @@ from pathlib import Path
 
 import fovea.version
 from fovea.compile import key as keys
+from fovea.compile.artifact import Artifact
 from fovea.compile.bundle import FOLDER, FORMAT, INDEX, Bundle, BundleEntry, load_bundle
 from fovea.compile.cache import Cache
 from fovea.compile.key import Variant
-from fovea.compile.pool import compile_many
+from fovea.compile.pool import Job, compile_many
 from fovea.compile.target import CompileTarget
 
 __all__ = ["load_bundle", "write_bundle"]
@@ -52,27 +53,7 @@ def write_bundle(
     artifacts = compile_many(jobs, workers=workers, cache=cache)
     staging = path.with_name(f".{path.name}-{os.getpid()}-{uuid.uuid4().hex}")
     try:
-        entries: dict[str, dict[str, str]] = {}
-        for (variant, target), artifact in zip(jobs, artifacts):
-            key = keys.bundle_key(variant, target)
-            artifact.write(staging / FOLDER / key)
-            entries[key] = asdict(
-                BundleEntry(
-                    folder=key,
-                    name=variant.name,
-                    arch=target.arch,
-                    host_triple=target.host_triple,
-                )
-            )
-        index = {
-            "format": FORMAT,
-            "fovea_version": fovea.version.__version__,
-            "compiler_version": keys.compiler_version(),
-            "source_hash": keys.source_hash(),
-            "artifacts": entries,
-        }
-        staging.mkdir(parents=True, exist_ok=True)
-        (staging / INDEX).write_text(json.dumps(index, indent=1, sort_keys=True) + "\n")
+        _write(jobs, artifacts, staging)
         if path.exists():
             # rename() replaces an empty folder only.
             old = staging.with_name(staging.name + "-old")
@@ -84,3 +65,23 @@ def write_bundle(
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return load_bundle(path)
+
+
+def _write(jobs: list[Job], artifacts: list[Artifact], folder: Path) -> None:
+    folder.mkdir(parents=True)
+    entries: dict[str, dict[str, str]] = {}
+    for (variant, target), artifact in zip(jobs, artifacts):
+        key = keys.bundle_key(variant, target)
+        artifact.write(folder / FOLDER / key)
+        entry = BundleEntry(
+            folder=key, name=variant.name, arch=target.arch, host_triple=target.host_triple
+        )
+        entries[key] = asdict(entry)
+    index = {
+        "format": FORMAT,
+        "fovea_version": fovea.version.__version__,
+        "compiler_version": keys.compiler_version(),
+        "source_hash": keys.source_hash(),
+        "artifacts": entries,
+    }
+    (folder / INDEX).write_text(json.dumps(index, indent=1, sort_keys=True) + "\n")

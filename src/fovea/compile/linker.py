@@ -11,7 +11,7 @@ undefined are looked up among the libraries already loaded, when the library is 
 """
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fovea.compile import elf
@@ -24,6 +24,8 @@ _DYNAMIC = {elf.EM_X86_64: (1, 6, 8), elf.EM_AARCH64: (257, 1025, 1027)}
 
 _PF_X, _PF_W, _PF_R = 1, 2, 4
 _PT_LOAD, _PT_DYNAMIC, _PT_GNU_STACK = 1, 2, 0x6474E551
+_DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_RELA, _DT_RELASZ, _DT_RELAENT = 4, 5, 6, 7, 8, 9
+_DT_STRSZ, _DT_SYMENT, _DT_FLAGS, _DT_FLAGS_1 = 10, 11, 30, 0x6FFFFFFB
 _HEADER_BYTES, _PROGRAM_BYTES = 64, 56
 _PROGRAM_COUNT = 5
 
@@ -108,75 +110,49 @@ class _Link:
         names = [*self.undefined, *(s.name for s in self.exported)]
         self.symbol_number = {name: i + 1 for i, name in enumerate(names)}
         name_offsets = [strings.add(n) for n in names]
-        constants = [s for s in self.sections if not s.flags & (elf.SHF_WRITE | elf.SHF_EXECINSTR)]
-        code = [s for s in self.sections if s.flags & elf.SHF_EXECINSTR]
-        data = [s for s in self.sections if s.flags & elf.SHF_WRITE and s.type != elf.SHT_NOBITS]
-        zeros = [s for s in self.sections if s.flags & elf.SHF_WRITE and s.type == elf.SHT_NOBITS]
-
-        # One address space in which file offset and address agree; only the zeros at the end exist
-        # in memory alone.
-        at = _HEADER_BYTES + _PROGRAM_COUNT * _PROGRAM_BYTES
-        symtab_at = at = _align(at, 8)
-        at += 24 * (len(names) + 1)
-        hash_at = at
-        at += 4 * (2 + 1 + len(names) + 1)
-        rela_at = at = _align(at, 8)
-        at += 24 * self._count_dynamic()
-        strtab_at = at
-        at += len(strings.data)
-        at = self._place(constants, at)
-        read_end = at
-        code_at = at = _align(at, self.page)
-        at = self._place(code, at)
-        self.stubs_at = at = _align(at, 16)
-        at += 16 * len(self.stubs)
-        code_end = at
-        write_at = at = _align(at, self.page)
-        self.got_at = at
-        at += 8 * len(self.got)
-        dynamic_at = at
-        at += 16 * _DYNAMIC_ENTRIES
-        at = self._place(data, at)
-        write_end = at
-        memory_end = self._place(zeros, at)
-
-        out = bytearray(write_end)
+        layout = self._lay_out(len(names), len(strings.data))
+        out = bytearray(layout.write_end)
         for section in self.sections:
-            out[self.place[section.index] : self.place[section.index] + len(section.data)] = (
-                section.data
-            )
+            at = self.place[section.index]
+            out[at : at + len(section.data)] = section.data
         for patch in self.patches:
             self._apply(patch, out)
         self._write_got(out)
         self._write_stubs(out)
-        if len(self.dynamic_relocations) != self._count_dynamic():
-            raise ElfError("internal: dynamic relocations were miscounted")
-        for i, entry in enumerate(sorted(self.dynamic_relocations)):
-            struct.pack_into("<QQQ", out, rela_at + 24 * i, entry[0], entry[1], entry[2])
-        self._write_symbols(out, symtab_at, name_offsets)
-        # One bucket, one chain: a library of a few dozen symbols is searched in no time.
-        chain = [0, *range(2, len(names) + 1), 0][: len(names) + 1]
-        struct.pack_into(
-            f"<{4 + len(names)}I", out, hash_at, 1, len(names) + 1, 1 if names else 0, *chain
-        )
-        out[strtab_at : strtab_at + len(strings.data)] = strings.data
-        self._write_dynamic(
-            out,
-            dynamic_at,
-            {4: hash_at, 5: strtab_at, 6: symtab_at, 10: len(strings.data), 11: 24, 7: rela_at,
-             8: 24 * self._count_dynamic(), 9: 24},
-        )  # fmt: skip
-        programs = [
-            (_PT_LOAD, _PF_R, 0, read_end, read_end, self.page),
-            (_PT_LOAD, _PF_R | _PF_X, code_at, code_end - code_at, code_end - code_at, self.page),
-            (_PT_LOAD, _PF_R | _PF_W, write_at, write_end - write_at, memory_end - write_at,
-             self.page),
-            (_PT_DYNAMIC, _PF_R | _PF_W, dynamic_at, 16 * _DYNAMIC_ENTRIES, 16 * _DYNAMIC_ENTRIES,
-             8),
-            (_PT_GNU_STACK, _PF_R | _PF_W, 0, 0, 0, 16),
-        ]  # fmt: skip
-        self._write_headers(out, programs)
+        self._write_relocations(out, layout.rela)
+        self._write_symbols(out, layout.symtab, name_offsets)
+        self._write_hash(out, layout.hash, len(names))
+        out[layout.strtab : layout.strtab + len(strings.data)] = strings.data
+        self._write_dynamic(out, layout, len(strings.data))
+        self._write_headers(out, layout)
         return bytes(out)
+
+    def _lay_out(self, num_names: int, string_bytes: int) -> "_Layout":
+        """Place everything in one address space in which file offset and address agree.
+
+        The zeros at the end exist in memory alone.
+        """
+        constants = [s for s in self.sections if not s.flags & (elf.SHF_WRITE | elf.SHF_EXECINSTR)]
+        code = [s for s in self.sections if s.flags & elf.SHF_EXECINSTR]
+        data = [s for s in self.sections if s.flags & elf.SHF_WRITE and s.type != elf.SHT_NOBITS]
+        zeros = [s for s in self.sections if s.flags & elf.SHF_WRITE and s.type == elf.SHT_NOBITS]
+        symtab = _align(_HEADER_BYTES + _PROGRAM_COUNT * _PROGRAM_BYTES, 8)
+        hash_at = symtab + 24 * (num_names + 1)
+        rela = _align(hash_at + 4 * (2 + 1 + num_names + 1), 8)
+        strtab = rela + 24 * self._count_dynamic()
+        read_end = self._place(constants, strtab + string_bytes)
+        code_at = _align(read_end, self.page)
+        self.stubs_at = _align(self._place(code, code_at), 16)
+        code_end = self.stubs_at + 16 * len(self.stubs)
+        self.got_at = write_at = _align(code_end, self.page)
+        dynamic = self.got_at + 8 * len(self.got)
+        write_end = self._place(data, dynamic + 16 * _DYNAMIC_ENTRIES)
+        memory_end = self._place(zeros, write_end)
+        return _Layout(
+            symtab=symtab, hash=hash_at, rela=rela, strtab=strtab, read_end=read_end, code=code_at,
+            code_end=code_end, write=write_at, dynamic=dynamic, write_end=write_end,
+            memory_end=memory_end,
+        )  # fmt: skip
 
     def _place(self, sections: list[Section], at: int) -> int:
         for section in sections:
@@ -260,31 +236,74 @@ class _Link:
             kind = 1 << 4 | (2 if section else 0)
             struct.pack_into("<IBBHQQ", out, at + 24 * (i + 1), name, kind, 0, section, value, size)
 
-    def _write_dynamic(self, out: bytearray, at: int, entries: Mapping[int, int]) -> None:
-        table = dict(entries)
+    def _write_relocations(self, out: bytearray, at: int) -> None:
+        if len(self.dynamic_relocations) != self._count_dynamic():
+            raise ElfError("internal: dynamic relocations were miscounted")
+        for i, entry in enumerate(sorted(self.dynamic_relocations)):
+            struct.pack_into("<QQQ", out, at + 24 * i, *entry)
+
+    def _write_hash(self, out: bytearray, at: int, num_names: int) -> None:
+        # One bucket, one chain: a library of a few dozen symbols is searched in no time.
+        first = 1 if num_names else 0
+        chain = [0, *range(2, num_names + 1), 0][: num_names + 1]
+        struct.pack_into(f"<{4 + num_names}I", out, at, 1, num_names + 1, first, *chain)
+
+    def _write_dynamic(self, out: bytearray, layout: "_Layout", string_bytes: int) -> None:
+        table = {
+            _DT_HASH: layout.hash, _DT_STRTAB: layout.strtab, _DT_SYMTAB: layout.symtab,
+            _DT_STRSZ: string_bytes, _DT_SYMENT: 24, _DT_RELA: layout.rela,
+            _DT_RELASZ: 24 * self._count_dynamic(), _DT_RELAENT: 24,
+            # Fail when the library is opened, not at a call.
+            _DT_FLAGS: 8, _DT_FLAGS_1: 1,
+        }  # fmt: skip
         for tag, size_tag, name in ((25, 27, ".init_array"), (26, 28, ".fini_array")):
             section = next((s for s in self.sections if s.name == name), None)
             if section is not None:
                 table[tag], table[size_tag] = self.place[section.index], section.size
-        table[0x1E], table[0x6FFFFFFB] = 8, 1  # DF_BIND_NOW, DF_1_NOW: fail at open, not at a call
         for i, (tag, value) in enumerate(table.items()):
-            struct.pack_into("<QQ", out, at + 16 * i, tag, value)
+            struct.pack_into("<QQ", out, layout.dynamic + 16 * i, tag, value)
 
-    def _write_headers(
-        self, out: bytearray, programs: list[tuple[int, int, int, int, int, int]]
-    ) -> None:
+    def _write_headers(self, out: bytearray, layout: "_Layout") -> None:
+        code_size, dynamic_size = layout.code_end - layout.code, 16 * _DYNAMIC_ENTRIES
+        in_file, in_memory = layout.write_end - layout.write, layout.memory_end - layout.write
+        read, execute, write = _PF_R, _PF_R | _PF_X, _PF_R | _PF_W
+        programs = (
+            (_PT_LOAD, read, 0, layout.read_end, layout.read_end, self.page),
+            (_PT_LOAD, execute, layout.code, code_size, code_size, self.page),
+            (_PT_LOAD, write, layout.write, in_file, in_memory, self.page),
+            (_PT_DYNAMIC, write, layout.dynamic, dynamic_size, dynamic_size, 8),
+            (_PT_GNU_STACK, write, 0, 0, 0, 16),
+        )
+        assert len(programs) == _PROGRAM_COUNT
         struct.pack_into(
             "<16sHHIQQQIHHHHHH", out, 0, b"\x7fELF\x02\x01\x01", elf.ET_DYN, self.machine, 1, 0,
             _HEADER_BYTES, 0, 0, _HEADER_BYTES, _PROGRAM_BYTES, len(programs), 64, 0, 0,
         )  # fmt: skip
-        for i, (kind, flags, offset, in_file, in_memory, align) in enumerate(programs):
+        for i, (kind, flags, at, file_size, memory_size, align) in enumerate(programs):
             struct.pack_into(
-                "<IIQQQQQQ", out, _HEADER_BYTES + _PROGRAM_BYTES * i, kind, flags, offset, offset,
-                offset, in_file, in_memory, align,
+                "<IIQQQQQQ", out, _HEADER_BYTES + _PROGRAM_BYTES * i, kind, flags, at, at, at,
+                file_size, memory_size, align,
             )  # fmt: skip
 
 
-_DYNAMIC_ENTRIES = 16  # 8 always, 4 for the arrays, 2 flags, the null entry that ends the table
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """Addresses of the library's parts, which are their file offsets too."""
+
+    symtab: int
+    hash: int
+    rela: int
+    strtab: int
+    read_end: int
+    code: int
+    code_end: int
+    write: int
+    dynamic: int
+    write_end: int
+    memory_end: int
+
+
+_DYNAMIC_ENTRIES = 16  # 10 always, 4 for the arrays, the null entry that ends the table
 
 
 class _Strings:
