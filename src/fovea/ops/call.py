@@ -4,13 +4,15 @@ Lives here: which of the two. Invariant: both give the same results and the same
 """
 
 import torch
-from torch import Tensor
 
 from fovea import dispatch
-from fovea.ops import eager, watchers
+from fovea.errors import UnsupportedError
+from fovea.ops import eager, library, watchers
 from fovea.ops.functions import Attention
 from fovea.ops.program import pack
 from fovea.problem import AttentionProblem, ForwardResult
+
+_has_transform = torch._C._are_functorch_transforms_active  # pyright: ignore[reportPrivateUsage]
 
 
 def attend(problem: AttentionProblem, backend: str | None) -> ForwardResult:
@@ -19,15 +21,29 @@ def attend(problem: AttentionProblem, backend: str | None) -> ForwardResult:
         tensors = eager.tensors_of(problem)
         if eager.is_plain(tensors):
             return eager.attend(problem, dispatch.choose(problem, backend), tensors)
-    return _by_operator(problem, dispatch.check_backend(backend))
-
-
-def _by_operator(problem: AttentionProblem, backend: str | None) -> ForwardResult:
-    packed = pack(problem, backend)
-    tensors: list[Tensor | None] = [packed.q, packed.k, packed.v, packed.sink]
-    tensors += [*packed.captures, *packed.constants]
+    packed = pack(problem, dispatch.check_backend(backend))
     watchers.register()
-    out, lse, max_score = Attention.apply(
-        packed.program, tuple(packed.ints), len(packed.captures), *tensors
-    )  # pyright: ignore[reportGeneralTypeIssues]
+    if torch.compiler.is_compiling():
+        _check_no_transform()
+        # The operator's own autograd formula. Dynamo would refuse the functions below, being given
+        # one tensor twice, as self-attention does with q, k and v.
+        out, lse, max_score = library.FORWARD(*packed)
+    else:
+        facts = (packed.program, tuple(packed.ints), len(packed.captures))
+        tensors = (packed.q, packed.k, packed.v, packed.sink, *packed.captures, *packed.constants)
+        out, lse, max_score = Attention.apply(*facts, *tensors)  # pyright: ignore
     return ForwardResult(out, lse, max_score if problem.wants_max_score else None)
+
+
+def _check_no_transform() -> None:
+    """Raise under torch.compile of torch.func transforms.
+
+    Dynamo drops the autograd function of an input that does not require grad by itself, and an
+    operator's own formula cannot be transformed.
+    """
+    if _has_transform():
+        raise UnsupportedError(
+            "attention inside a torch.func transform inside torch.compile is not supported "
+            "(allowed: either of the two); compile what is around the transform, or call the "
+            "transformed function without torch.compile."
+        )

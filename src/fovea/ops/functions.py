@@ -1,4 +1,4 @@
-"""The operators as nested autograd functions, for functorch transforms, modes and torch.compile.
+"""The operators as nested autograd functions, for functorch transforms, modes and subclasses.
 
 Lives here: two functions with `setup_context`, so that torch.func.grad composes with them, and with
 vmap rules. Not here: the quick path of plain eager calls (`eager.py`), the operators
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fovea.ops import folding
+from fovea.ops import folding, library
 from fovea.ops.library import needs_of
 from fovea.ops.program import Packed
 from fovea.ops.second_order import second_order
@@ -28,9 +28,7 @@ class Attention(torch.autograd.Function):
     def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
         program, ints, num_captures, q, k, v, sink, *rest = args
         captures, constants = rest[:num_captures], rest[num_captures:]
-        return torch.ops.fovea.attention_forward(
-            q, k, v, sink, captures, constants, list(ints), program
-        )
+        return library.FORWARD(q, k, v, sink, captures, constants, list(ints), program)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -116,10 +114,6 @@ def differentiable_backward(
 def _backward(
     facts: tuple[Any, ...], results: tuple[Any, ...], tensors: list[Any]
 ) -> tuple[Tensor, ...]:
-    if torch.compiler.is_compiling():
-        # A compiled backward is not differentiated again, and its second order, plain torch with
-        # loops over tiles, would be traced for nothing.
-        return _call_operator(facts, results, tensors)
     program, ints, num_captures, flags = facts
     return AttentionBackward.apply(
         program, tuple(ints), num_captures, tuple(flags), *results, *tensors
@@ -131,7 +125,7 @@ def _call_operator(facts: tuple[Any, ...], results: Any, tensors: list[Any]) -> 
     dout, dlse, out, lse = results
     q, k, v, sink, *rest = tensors
     captures, constants = rest[:num_captures], rest[num_captures:]
-    grads = torch.ops.fovea.attention_backward(
+    grads = library.BACKWARD(
         dout, dlse, q, k, v, sink, out, lse, captures, constants, list(ints), program, list(flags)
     )
     return tuple(grads)

@@ -134,6 +134,11 @@ def _second_order_fake(*args: Any) -> list[Tensor]:
     ]
 
 
+def _no_gradient(ints: list[int]) -> list[None] | None:
+    """Return what stands for `ints` among gradients: to torch, an empty list holds tensors."""
+    return None if ints else []
+
+
 def _save_forward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q, k, v, sink, captures, constants, ints, program = inputs
     ctx.mark_non_differentiable(output[2])
@@ -152,12 +157,13 @@ def _differentiate_forward(
     captures, constants = rest[: ctx.num_captures], rest[ctx.num_captures :]
     flags = ctx.flags
     if dout is None and dlse is None:
-        return (None, None, None, None, [None] * len(captures), [None] * len(constants), None, None)
-    grads = torch.ops.fovea.attention_backward(
+        asked: list[Any] = [None] * len(flags)
+        return (*asked[:4], asked[4:], [None] * len(constants), _no_gradient(ctx.ints), None)
+    grads = BACKWARD(
         dout, dlse, q, k, v, sink, out, lse, captures, constants, ctx.ints, ctx.program, flags
     )
     asked = [grad if flag else None for grad, flag in zip(grads, flags, strict=True)]
-    return (*asked[:4], asked[4:], [None] * len(constants), None, None)
+    return (*asked[:4], asked[4:], [None] * len(constants), _no_gradient(ctx.ints), None)
 
 
 def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -172,7 +178,7 @@ def _differentiate_backward(ctx: Any, cotangents: Any) -> tuple[Any, ...]:
     dout, dlse, q, k, v, sink, out, lse, *rest = ctx.saved_tensors
     captures, constants = rest[: ctx.num_captures], rest[ctx.num_captures :]
     sources = [dout, dlse, q, k, v, sink, out, lse]
-    grads = torch.ops.fovea.attention_second_order(
+    grads = SECOND_ORDER(
         list(cotangents), *sources, captures, constants, ctx.ints, ctx.program, ctx.flags
     )
     first_grads = [
@@ -182,29 +188,23 @@ def _differentiate_backward(ctx: Any, cotangents: Any) -> tuple[Any, ...]:
         grad if capture.is_floating_point() else None
         for capture, grad in zip(captures, grads[8:], strict=True)
     ]
-    return (*first_grads, of_captures, [None] * len(constants), None, None, None)
+    no_ints = _no_gradient(ctx.ints)
+    return (*first_grads, of_captures, [None] * len(constants), no_ints, None, None)
 
 
-for name, kernel, fake, save, differentiate in (
-    (
-        "attention_forward",
-        attention_forward,
-        _forward_fake,
-        _save_forward,
-        _differentiate_forward,
-    ),
-    (
-        "attention_backward",
-        attention_backward,
-        _backward_fake,
-        _save_backward,
-        _differentiate_backward,
-    ),
-):
+def _register(name: str, kernel: Any, fake: Any) -> Any:
+    """Register one operator's kernel and fake; return the operator."""
     library.impl(name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fovea::{name}", fake, lib=library)
-    torch.library.register_autograd(
-        f"fovea::{name}", differentiate, setup_context=save, lib=library
-    )
-library.impl("attention_second_order", attention_second_order, "CompositeExplicitAutograd")
-torch.library.register_fake("fovea::attention_second_order", _second_order_fake, lib=library)
+    return getattr(torch.ops.fovea, name).default
+
+
+FORWARD = _register("attention_forward", attention_forward, _forward_fake)
+BACKWARD = _register("attention_backward", attention_backward, _backward_fake)
+SECOND_ORDER = _register("attention_second_order", attention_second_order, _second_order_fake)
+torch.library.register_autograd(
+    FORWARD, _differentiate_forward, setup_context=_save_forward, lib=library
+)
+torch.library.register_autograd(
+    BACKWARD, _differentiate_backward, setup_context=_save_backward, lib=library
+)

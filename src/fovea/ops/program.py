@@ -7,18 +7,16 @@ argument or a 0-d tensor, never in the text, so that it costs no recompilation.
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fovea.mods.graph import Graph
+from fovea.mods.trace import TracedMod
 from fovea.problem import AttentionProblem, Causal, Varlen
 from fovea.problem.checks import check_number, is_unreadable
 from fovea.tiling.block_lists import BlockLists
-
-if TYPE_CHECKING:
-    from fovea.mods.graph import Graph
-    from fovea.mods.trace import TracedMod
 
 # Between the sections of the text; a graph's text has no line that consists of it.
 _SEPARATOR = "\n%%\n"
@@ -62,7 +60,7 @@ class Program(NamedTuple):
     wants_max_score: bool
     list_tensors: str  # one 0 or 1 for each of the eight tensors; empty without block lists
     varlen_tensors: str  # cu_seqlens_kv, seqused_q, seqused_kv, page_table; empty when dense
-    mods: tuple["tuple[Graph, str] | None", ...]  # graph and source, in the order of _MOD_NAMES
+    mods: tuple[tuple[Graph, str] | None, ...]  # graph and source, in the order of _MOD_NAMES
 
 
 def pack(problem: AttentionProblem, backend: str | None) -> Packed:
@@ -106,8 +104,6 @@ def pack(problem: AttentionProblem, backend: str | None) -> Packed:
 @lru_cache(maxsize=1024)
 def parse(text: str) -> Program:
     """Return the static facts that `pack` wrote."""
-    from fovea.mods.graph import Graph
-
     facts, *mods = text.split(_SEPARATOR)
     fact = dict(word.split("=", 1) for word in facts.split(" "))
     flags = {
@@ -116,7 +112,7 @@ def parse(text: str) -> Program:
     causal = fact["causal"]
     assert causal in ("-", "bottom_right", "top_left")
 
-    def read_mod(mod: str) -> "tuple[Graph, str] | None":
+    def read_mod(mod: str) -> tuple[Graph, str] | None:
         if not mod:
             return None
         source, graph = mod.split("\n", 1)
@@ -222,19 +218,20 @@ def _read_number(name: str, number: Tensor, *, is_positive: bool) -> float | Ten
     return value
 
 
-def _pack_mod(mod: "TracedMod | None", ints: list[int], constants: list[Tensor]) -> str:
+def _pack_mod(mod: TracedMod | None, ints: list[int], constants: list[Tensor]) -> str:
     if mod is None:
         return ""
-    for kind, scalar in zip(mod.graph.scalars, mod.scalars, strict=True):
-        if kind == "i64":
-            ints.append(int(scalar))
+    # By type, not by `graph.scalars`: under torch.compile a graph knows its text alone.
+    for scalar in mod.scalars:
+        if isinstance(scalar, int):
+            ints.append(scalar)
         else:
             constants.append(_number_tensor(scalar))
     return f"{mod.source}\n{mod.graph.text()}"
 
 
 def _read_scalars(
-    mod: "tuple[Graph, str] | None", ints: Iterator[int], constants: Iterator[Tensor]
+    mod: tuple[Graph, str] | None, ints: Iterator[int], constants: Iterator[Tensor]
 ) -> tuple[int | float, ...]:
     if mod is None:
         return ()
@@ -249,10 +246,8 @@ def _read_scalar(number: Tensor) -> Any:
 
 
 def _rebuild_mod(
-    mod: "tuple[Graph, str] | None", captures: Sequence[Tensor], scalars: tuple[int | float, ...]
-) -> "TracedMod | None":
-    from fovea.mods.trace import TracedMod
-
+    mod: tuple[Graph, str] | None, captures: Sequence[Tensor], scalars: tuple[int | float, ...]
+) -> TracedMod | None:
     if mod is None:
         return None
     return TracedMod(

@@ -8,17 +8,15 @@ Invariant: no check reads a device, and none turns a symbolic size or float into
 import math
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from fovea.errors import UnsupportedError, invalid
+from fovea.mods.trace import TracedMod, trace_mask_mod, trace_score_mod
 from fovea.problem.value import Causal, Window
 from fovea.tiling.block_lists import BlockLists
-
-if TYPE_CHECKING:
-    from fovea.mods.trace import TracedMod
 
 DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 MAX_HEAD_DIM = 256
@@ -252,25 +250,21 @@ def check_sink(sink: object, q: Tensor) -> None:
     check_device("sink", sink, q)
 
 
-def trace_score(score_mod: object, q: Tensor) -> "TracedMod | None":
+def trace_score(score_mod: object, q: Tensor) -> TracedMod | None:
     """Return the traced score_mod, its captured tensors checked."""
     if score_mod is None:
         return None
-    from fovea.mods.trace import trace_score_mod
-
     function = _check_callable("score_mod", score_mod, "(score, b, h, q_idx, kv_idx) -> score")
     score_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return _check_captures("score_mod", trace_score_mod(function, score_dtype), q)
+    return _check_captures("score_mod", trace_score_mod(function, score_dtype, q.device), q)
 
 
-def trace_mask(name: str, mask_mod: object, q: Tensor) -> "TracedMod | None":
+def trace_mask(name: str, mask_mod: object, q: Tensor) -> TracedMod | None:
     """Return the traced mask_mod, its captured tensors checked."""
     if mask_mod is None:
         return None
-    from fovea.mods.trace import trace_mask_mod
-
     function = _check_callable(name, mask_mod, "(b, h, q_idx, kv_idx) -> bool")
-    return _check_captures(name, trace_mask_mod(function), q)
+    return _check_captures(name, trace_mask_mod(function, q.device), q)
 
 
 def _check_callable(name: str, mod: object, signature: str) -> Callable[..., Any]:
@@ -281,7 +275,7 @@ def _check_callable(name: str, mod: object, signature: str) -> Callable[..., Any
     return mod
 
 
-def _check_captures(name: str, mod: "TracedMod", q: Tensor) -> "TracedMod":
+def _check_captures(name: str, mod: TracedMod, q: Tensor) -> TracedMod:
     for capture in mod.captures:
         if capture.device != q.device:
             raise ValueError(
@@ -297,7 +291,7 @@ def _check_captures(name: str, mod: "TracedMod", q: Tensor) -> "TracedMod":
 
 def read_block_mask(
     block_mask: object, q: Tensor, *, batch: int, lengths: tuple[int, int]
-) -> "tuple[BlockLists, TracedMod | None]":
+) -> tuple[BlockLists, TracedMod | None]:
     """Return the lists of a BlockMask and its traced mask_mod, both checked against the call."""
     lists = BlockLists.from_torch(
         block_mask,

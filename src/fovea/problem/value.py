@@ -7,15 +7,13 @@ contents.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fovea.mods.trace import TracedMod
 from fovea.tiling.block_lists import BlockLists
-
-if TYPE_CHECKING:
-    from fovea.mods.trace import TracedMod
 
 Causal = Literal["bottom_right", "top_left"]
 Window = tuple[int | None, int | None]
@@ -69,10 +67,10 @@ class AttentionProblem:
     softcap: float | Tensor | None = None
     scale: float | Tensor
     has_default_scale: bool = False
-    score_mod: "TracedMod | None" = None
-    mask_mod: "TracedMod | None" = None
+    score_mod: TracedMod | None = None
+    mask_mod: TracedMod | None = None
     block_lists: BlockLists | None = None
-    block_mask_mod: "TracedMod | None" = None
+    block_mask_mod: TracedMod | None = None
     varlen: Varlen | None = None
     deterministic: bool = False
     deterministic_warns: bool = False
