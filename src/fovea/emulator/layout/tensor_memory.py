@@ -43,6 +43,8 @@ class Access:
 @cache
 def access_table(shape: str, repeat: int) -> Access:
     """Return the cells of a shape ("32x32b", "16x64b", ...) repeated along the columns."""
+    if shape not in REGISTERS_PER_REPEAT:
+        raise ValueError(f"shape={shape!r} is not one of {', '.join(REGISTERS_PER_REPEAT)}")
     thread = np.arange(_THREADS)
     register = np.arange(REGISTERS_PER_REPEAT[shape] * repeat)[:, None]
     zero = np.zeros_like(register)
@@ -56,10 +58,8 @@ def access_table(shape: str, repeat: int) -> Access:
     if shape == "16x128b":
         rows = 8 * (register % 2) + thread // 4
         return Access(16, 4 * repeat, rows, 4 * (register // 2) + thread % 4)
-    if shape == "16x256b":
-        rows = 8 * (register // 2 % 2) + thread // 4
-        return Access(16, 8 * repeat, rows, 8 * (register // 4) + 2 * (thread % 4) + register % 2)
-    raise ValueError(f"shape={shape!r} is not one of {', '.join(REGISTERS_PER_REPEAT)}")
+    rows = 8 * (register // 2 % 2) + thread // 4
+    return Access(16, 8 * repeat, rows, 8 * (register // 4) + 2 * (thread % 4) + register % 2)
 
 
 @dataclass(frozen=True, slots=True)
