@@ -43,7 +43,7 @@ def main() -> None:
         rows.append({**shape.row(), "dtype": options.dtype, **rates, **checks})
         print(protocol.table_line(rows[-1], names, str(shape)), flush=True)
         # After every shape: a run that is cut short keeps what it has.
-        protocol.write_result(path, board, "TFLOP/s", rows)
+        protocol.write_result(path, protocol.stamp(board), "TFLOP/s", rows)
     print(f"wrote {path}")
 
 

@@ -116,7 +116,7 @@ def main() -> None:
         head = {**MOD_SHAPE.row(), "mod": make.__name__, "dtype": options.dtype}
         rows.append({**head, **protocol.rates(samples, work), **checks})
         print(protocol.table_line(rows[-1], ["fovea", "flex"], make.__name__), flush=True)
-        protocol.write_result(path, board, "TFLOP/s", rows)
+        protocol.write_result(path, protocol.stamp(board), "TFLOP/s", rows)
     print(f"wrote {path}")
 
 

@@ -13,6 +13,7 @@ segments of the peers keep it warm for each other.
 
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -28,6 +29,8 @@ from typing import Any
 import torch
 
 Launch = Callable[[], Any]
+
+RESULTS = Path(__file__).parent / "results"
 
 _BURST_PAUSE_SECONDS = 0.6
 _BURST_LAUNCHES = 6
@@ -204,17 +207,28 @@ def stamp(board: Board) -> dict[str, Any]:
         "driver": board.driver(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "commit": _commit(),
+        "commit": commit(),
         "date": date.today().isoformat(),
-        "command": " ".join(["python", "-m", _module_name(), *sys.argv[1:]]),
+        "command": command(),
     }
 
 
-def _module_name() -> str:
-    return f"benchmarks.{Path(sys.argv[0]).stem}"
+def command() -> str:
+    """Return the command line of this run."""
+    return " ".join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
 
 
-def _commit() -> str:
+def cpu_name() -> str:
+    """Return the processor's name as the kernel gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def commit() -> str:
     """Return the commit, with `+` if files differ from it; COMMIT names it where git is absent."""
     named = os.environ.get("COMMIT")
     if named:
@@ -239,12 +253,14 @@ def result_path(bench: str, out: str | None) -> Path:
     if out is not None:
         return Path(out)
     gpu = torch.cuda.get_device_name(0).lower().removeprefix("nvidia ").replace(" ", "-")
-    return Path(__file__).parent / "results" / gpu / f"{bench}.json"
+    return RESULTS / gpu / f"{bench}.json"
 
 
-def write_result(path: Path, board: Board, unit: str, rows: list[dict[str, Any]]) -> None:
+def write_result(
+    path: Path, stamp: Mapping[str, Any], unit: str, rows: list[dict[str, Any]]
+) -> None:
     """Write one result file, one row a line, whole or not at all."""
-    head = json.dumps({"stamp": stamp(board), "unit": unit}, indent=1)[:-2]
+    head = json.dumps({"stamp": stamp, "unit": unit}, indent=1)[:-2]
     body = ",\n".join(f"  {json.dumps(row)}" for row in rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")

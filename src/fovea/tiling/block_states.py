@@ -137,7 +137,7 @@ def _settle(
     program: MaskProgram, grid: BlockGrid, states: Tensor, regions: Tensor, level: int
 ) -> None:
     """Write what interval analysis says of `regions` into `states`."""
-    for part in regions.split(_BATCH_REGIONS):
+    for part in _pieces(regions, _BATCH_REGIONS):
         states[tuple(part.unbind(1))] = program.classify(grid.boxes(part, level))
 
 
@@ -157,7 +157,7 @@ def _children(parents: Tensor, size: tuple[int, int]) -> Iterator[Tensor]:
     )
     scale = torch.tensor([1, 1, _FAN_OUT, _FAN_OUT], device=parents.device)
     limit = torch.tensor(size, device=parents.device)
-    for part in parents.split(_BATCH_REGIONS // _FAN_OUT**2):
+    for part in _pieces(parents, _BATCH_REGIONS // _FAN_OUT**2):
         children = ((part * scale)[:, None] + offsets).reshape(-1, 4)
         yield children[(children[:, 2:] < limit).all(1)]
 
@@ -167,7 +167,7 @@ def _evaluate_undecided(program: MaskProgram, grid: BlockGrid, states: Tensor) -
     columns = states.shape[-1]
     lines = states.view(-1, columns)
     step = max(1, _BATCH_BLOCKS // columns)
-    total = sum(int((part == UNDECIDED).sum()) for part in lines.split(step))
+    total = sum(int((part == UNDECIDED).sum()) for part in _pieces(lines, step))
     if total == 0:
         return
     with Progress("create_block_mask", total) as progress:
@@ -196,7 +196,7 @@ def _exact_states(
             continue
         rest = (states == UNDECIDED).nonzero().squeeze(1)
         positions = area if samples is None else samples**2
-        for part in rest.split(max(1, batch // positions)):
+        for part in _pieces(rest, max(1, batch // positions)):
             some = take(boxes, part)
             if samples is None:
                 q_idx = _every(some.q_first, some.q_last, grid.block_q)
@@ -222,6 +222,12 @@ def _states_at(program: MaskProgram, boxes: Boxes, q_idx: Tensor, kv_idx: Tensor
     any_visible = visible.any(2).any(1)
     all_visible = visible.all(2).all(1)
     return any_visible.to(torch.int8) + all_visible.to(torch.int8)
+
+
+def _pieces(tensor: Tensor, rows: int) -> Iterator[Tensor]:
+    """Yield views of at most `rows` rows each."""
+    for begin in range(0, tensor.shape[0], rows):
+        yield tensor[begin : begin + rows]
 
 
 def take(boxes: Boxes, index: Tensor | slice) -> Boxes:

@@ -48,20 +48,20 @@ def is_integer(dtype: str) -> bool:
 
 def unknown(dtype: str, operands: list[Interval]) -> Interval:
     """Return the bounds of a value of which only the dtype is known, shaped as the operands."""
-    like = operands[0].low
-    for operand in operands[1:]:
-        like = torch.broadcast_tensors(like, operand.low)[0]
+    shapes = [operand.low.shape for operand in operands]
+    shape: tuple[int, ...] = tuple(torch.broadcast_shapes(*shapes))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+    device = operands[0].low.device
     if dtype == "b1":
-        no = torch.zeros_like(like, dtype=torch.bool)
+        no = torch.zeros(shape, dtype=torch.bool, device=device)
         return Interval(no, ~no)
     if dtype in _LIMITS:
         low, high = _LIMITS[dtype]
         return Interval(
-            torch.full_like(like, low, dtype=torch.int64),
-            torch.full_like(like, high, dtype=torch.int64),
+            torch.full(shape, low, dtype=torch.int64, device=device),
+            torch.full(shape, high, dtype=torch.int64, device=device),
         )
-    infinity = torch.full_like(like, float("inf"), dtype=TORCH_DTYPE[dtype])
-    return Interval(-infinity, infinity, torch.ones_like(like, dtype=torch.bool))
+    infinity = torch.full(shape, float("inf"), dtype=TORCH_DTYPE[dtype], device=device)
+    return Interval(-infinity, infinity, torch.ones(shape, dtype=torch.bool, device=device))
 
 
 def _arithmetic(node: Node, low: Tensor, high: Tensor, *operands: Interval) -> Interval:

@@ -115,11 +115,10 @@ def test_rates_are_work_over_the_median_time():
     }
 
 
-def test_result_file_is_one_object_with_stamp_unit_and_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr(protocol, "stamp", lambda board: {"gpu": "H200", "commit": "abc"})
+def test_result_file_is_one_object_with_stamp_unit_and_rows(tmp_path):
     path = tmp_path / "deep" / "forward.json"
     rows = [{"B": 1, "causal": True, "fovea": 1.5}, {"B": 2, "causal": False, "fovea": 2.5}]
-    protocol.write_result(path, None, "TFLOP/s", rows)
+    protocol.write_result(path, {"gpu": "H200", "commit": "abc"}, "TFLOP/s", rows)
     assert json.loads(path.read_text()) == {
         "stamp": {"gpu": "H200", "commit": "abc"},
         "unit": "TFLOP/s",
