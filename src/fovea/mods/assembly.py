@@ -81,11 +81,17 @@ class Renumbering:
         self.done.append(Node(op=op, args=new_args, dtype=dtype, attrs=attrs))
 
 
-def assemble_text(kind: str, nodes: str, output: int, captures: str, scalars: str) -> Assembled:
-    """Return the canonical graph of a trace written as text; Dynamo calls it as it is."""
+def assemble_text(kind: str, nodes: str, output: int, captures: str, scalars: str) -> str:
+    """Return the text of the canonical graph, the kept captures and the kept scalars.
+
+    The three parts are separated by semicolons. Dynamo calls this as it is: from a constant text to
+    a constant text.
+    """
     keys = [(node.op, node.args, node.dtype, node.attrs) for node in parse_nodes(nodes)]
-    specs = parse_captures(captures)
-    return assemble(kind, keys, output, specs, tuple(scalars.split(",")) if scalars else ())
+    types = tuple(scalars.split(",")) if scalars else ()
+    done = assemble(kind, keys, output, parse_captures(captures), types)
+    kept = (",".join(map(str, numbers)) for numbers in (done.captures, done.scalars))
+    return ";".join((done.graph.text(), *kept))
 
 
 # What torch.compiler.assume_constant_result sets; calling that would import torch._dynamo now.

@@ -6,6 +6,7 @@ variants, attributes of traced values. Not here: single nodes (`operators.py`), 
 """
 
 import math
+import operator
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from fovea.mods.operators import (
     binary,
     clamp,
     compare,
+    enter_python_operators,
     name_of,
     register,
     unary,
@@ -357,8 +359,12 @@ def _enter() -> None:
             plain = OPERATORS.get(getattr(Tensor, f"__{name[3:]}", None))
             if plain is not None:
                 INPLACE[getattr(Tensor, name)] = plain
+                python_name = getattr(operator, f"i{name[3:].strip('_')}", None)
+                if python_name is not None:
+                    INPLACE[python_name] = plain
 
 
 _enter()
+enter_python_operators()
 # Operators of torch.library packages, by "namespace::name".
 OPERATORS["approx::tanh"] = OPERATORS[torch.tanh]

@@ -105,17 +105,21 @@ class CaptureSpec:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A traced mod: `output` is the number of the node that gives the new score or the mask."""
+    """A traced mod: `output` is the number of the node that gives the new score or the mask.
+
+    A graph traced by Dynamo has no nodes, only its text (`known_text`): `Graph.parse` gives the rest.
+    """
 
     kind: str
     nodes: tuple[Node, ...]
     output: int
     captures: tuple[CaptureSpec, ...] = ()
     scalars: tuple[str, ...] = ()
+    known_text: str = ""
 
     def text(self) -> str:
         """Return the canonical text: one line without newlines, equal for equal meaning."""
-        return self._text
+        return self.known_text if self.known_text != "" else self._text
 
     def digest(self) -> str:
         """Return 32 hexadecimal digits that stand for the text in file names and keys."""
@@ -144,7 +148,7 @@ class Graph:
 
     @cached_property
     def _digest(self) -> str:
-        return sha256(self._text.encode()).hexdigest()[:32]
+        return sha256(self.text().encode()).hexdigest()[:32]
 
     @cached_property
     def last_use(self) -> tuple[int, ...]:
@@ -163,13 +167,13 @@ class Graph:
         return Graph(self.kind, nodes, place[self.output], self.captures, self.scalars)
 
     def __eq__(self, other: object) -> bool:
-        return self._text == other._text if isinstance(other, Graph) else NotImplemented
+        return self.text() == other.text() if isinstance(other, Graph) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(self._text)
+        return hash(self.text())
 
     def __str__(self) -> str:
-        return self._text
+        return self.text()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,9 @@ Lives here: pointwise functions, reductions, casts and constants. Not here: inde
 are torch's, so that a graph evaluates to what the function would have given under `torch.vmap`.
 """
 
+import operator
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, Protocol
 
 import torch
@@ -43,6 +45,8 @@ class Tracing(Protocol):
 
 
 OPERATORS: dict[Any, Handler] = {}
+# Methods that torch writes in Python: Dynamo's function objects for them are not ours, names are.
+PYTHON_METHODS: dict[str, Handler] = {}
 
 
 def register(names: str, handler: Handler) -> None:
@@ -465,6 +469,22 @@ def _enter_casts() -> None:
     for name in ("to", "type", "type_as"):
         OPERATORS[getattr(Tensor, name)] = _to
     register("clone contiguous cpu cuda", _same)
+
+
+def enter_python_operators() -> None:
+    """Enter Python's operators: Dynamo hands over these where torch has no method of its own."""
+    for name in (
+        *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and_", "or_", "xor"),
+        *("lshift", "rshift", "lt", "le", "gt", "ge", "eq", "ne", "neg", "pos", "abs", "invert"),
+        *("matmul", "getitem"),
+    ):
+        method = getattr(Tensor, f"__{name.rstrip('_')}__", None)
+        if method in OPERATORS:
+            OPERATORS[getattr(operator, name)] = OPERATORS[method]
+    for name in dir(Tensor):
+        method = getattr(Tensor, name)
+        if isinstance(method, FunctionType) and method in OPERATORS:
+            PYTHON_METHODS[method.__name__] = OPERATORS[method]
 
 
 _enter_arithmetic()

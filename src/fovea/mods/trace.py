@@ -20,7 +20,7 @@ from fovea.mods.builder import Term, attrs_key
 from fovea.mods.closures import Plan, Survey, remember, reuse, survey, tagged
 from fovea.mods.graph import DTYPE_NAME, Graph, captures_text
 from fovea.mods.tracer import Tracer, capture_spec
-from fovea.mods.values import Traced, TracingMode, cook, make_traced, recipe_text
+from fovea.mods.values import Traced, TracingMode, cook, recipe_text
 
 _SIGNATURE = {
     "score": "(score, b, h, q_idx, kv_idx) -> score",
@@ -133,11 +133,23 @@ def _trace_in_dynamo(
         f"{op}:{name}{{{attrs_key(attrs)}}}({','.join([f'{a}' for a in args])})"
         for op, args, name, attrs in tracer.builder.nodes
     )
-    done = assemble_text(kind, nodes, output, captures_text(specs), ",".join(tracer.scalar_types))
+    text, captures, scalars = assemble_text(
+        kind, nodes, output, captures_text(specs), ",".join(tracer.scalar_types)
+    ).split(";")
+    kept = [int(word) for word in captures.split(",")] if captures != "" else []
+    slots = [int(word) for word in scalars.split(",")] if scalars != "" else []
+    graph = Graph(
+        kind,
+        (),
+        0,
+        tuple([specs[number] for number in kept]),
+        tuple([tracer.scalar_types[slot] for slot in slots]),
+        text,
+    )
     return TracedMod(
-        done.graph,
-        tuple(tracer.captures[number] for number in done.captures),
-        tuple(tracer.scalars[number] for number in done.scalars),
+        graph,
+        tuple([tracer.captures[number] for number in kept]),
+        tuple([tracer.scalars[slot] for slot in slots]),
         (),
         "",
     )
@@ -148,8 +160,7 @@ def _inputs(tracer: Tracer, kind: str, dtype: str) -> list[Traced]:
     if kind == "score":
         names = [("score", dtype), *names]
     return [
-        make_traced(tracer, Term(tracer.builder.add(name, (), kind_of), kind_of))
-        for name, kind_of in names
+        tracer.make(Term(tracer.builder.add(name, (), kind_of), kind_of)) for name, kind_of in names
     ]
 
 

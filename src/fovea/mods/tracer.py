@@ -18,8 +18,15 @@ from fovea.mods.builder import GraphBuilder, Term, number_term
 from fovea.mods.functions import FACTORIES, INPLACE, NEEDS_VALUE, RANDOM
 from fovea.mods.graph import CaptureSpec
 from fovea.mods.indexing import RowSource, TensorSource
-from fovea.mods.operators import OPERATORS, name_of
-from fovea.mods.values import CapturedNumber, Recipe, Traced, flat_values, make_traced
+from fovea.mods.operators import OPERATORS, PYTHON_METHODS, name_of
+from fovea.mods.values import (
+    CapturedNumber,
+    Recipe,
+    Traced,
+    escaped,
+    flat_values,
+    make_traced,
+)
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
@@ -35,6 +42,7 @@ class Tracer:
         self.captures: list[Tensor] = []
         self.scalars: list[Any] = []  # recipes; in Dynamo symbolic numbers
         self.scalar_types: list[str] = []
+        self.known: dict[int, Term] = {}  # Dynamo only: the term of every node user code has
         # eager only: what a cached trace depends on
         self.leaves: list[Tensor] = []
         self.numbers: list[int | float] = []
@@ -49,9 +57,11 @@ class Tracer:
         """Return the term of anything that a mod may combine with traced values."""
         if isinstance(value, Term):
             return value
-        if isinstance(value, Traced):
-            return value.fovea_term
         if isinstance(value, Tensor):
+            if self.compiling:
+                return self.recovered(value)
+            if isinstance(value, Traced):
+                return value.fovea_term
             return self.lift(value)
         if not self.compiling and type(value) is CapturedNumber:
             return self.scalar(value.fovea_recipe, value.fovea_value)
@@ -66,12 +76,30 @@ class Tracer:
             "and numbers); turn it into a tensor outside the mod"
         )
 
+    def recovered(self, value: Tensor) -> Term:
+        """Return a captured tensor's term, or what Dynamo computed without asking us."""
+        found = escaped(value)
+        if found is None:
+            return value.fovea_term if isinstance(value, Traced) else self.lift(value)
+        what, node = found
+        if what == "item":
+            raise TraceError(
+                "torch.compile cannot follow the unpacking of a traced row or a loop over one; use "
+                "row[0], row[1], ... or row.unbind()"
+            )
+        return OPERATORS[torch.abs](self, self.known[node])
+
     def capture(self, tensor: Tensor) -> int:
         """Return the number of a captured tensor."""
         for number, known in enumerate(self.captures):
             if known is tensor:
                 return number
         name_of(tensor.dtype)
+        if tensor.device.type == "meta":
+            raise TraceError(
+                "a value escaped the tracer, or a captured tensor is on the meta device; use torch "
+                "functions on traced values, row[0] or row.unbind() in the place of unpacking a row"
+            )
         self.captures.append(tensor)
         return len(self.captures) - 1
 
@@ -98,7 +126,7 @@ class Tracer:
         """Return the run-time scalar of a number that Dynamo keeps symbolic."""
         dtype = "f64" if isinstance(value, float) else "i64"
         for slot, known in enumerate(self.scalars):
-            if known is value:
+            if self.scalar_types[slot] == dtype and same_symbol(known, value):
                 return Term(self.builder.add("scalar", (), dtype, (slot,)), dtype, (), True)
         self.scalars.append(value)
         self.scalar_types.append(dtype)
@@ -162,6 +190,13 @@ class Tracer:
                 return self.wrap(FACTORIES[function][1](self, *args, **kwargs))
             return self.run_plain(function, args, kwargs)
         args, kwargs = positional(args, kwargs)
+        if self.compiling:
+            name = function.__name__
+            if name == "pow_":
+                return self.mutate(args[0], PYTHON_METHODS["pow"](self, *args, **kwargs))
+            # before any look-up of the function: Dynamo cannot guard its absence from a table
+            if name in PYTHON_METHODS:
+                return self.wrap(PYTHON_METHODS[name](self, *args, **kwargs))
         if function in INPLACE:
             return self.mutate(args[0], INPLACE[function](self, *args, **kwargs))
         if function in OPERATORS:
@@ -185,10 +220,16 @@ class Tracer:
             term = result
             if term.node < 0 or term.weak:
                 term = self.builder.cast(term, term.dtype)
-            return make_traced(self, term)
+            return self.make(term)
         if isinstance(result, tuple):
             return tuple(self.wrap(part) for part in result)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
         return result
+
+    def make(self, term: Term) -> Traced:
+        """Return the value of user code for a term."""
+        if self.compiling:
+            self.known[term.node] = term
+        return make_traced(self, term, self.builder.shape(term))
 
     def mutate(self, receiver: Any, term: Term) -> Any:
         """Store the result of an in-place function, in the receiver's dtype, and return it."""
@@ -324,6 +365,14 @@ def _is_static(value: Any) -> bool:
     from torch.fx.experimental.symbolic_shapes import has_static_value
 
     return has_static_value(value)
+
+
+def same_symbol(known: Any, value: Any) -> bool:
+    """Return whether two symbolic numbers are one expression; no guard is added."""
+    if isinstance(value, float):
+        return known is value
+    difference = known - value
+    return _is_static(difference) and difference == 0
 
 
 def _static_int(value: Any) -> int:

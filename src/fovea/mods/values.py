@@ -33,7 +33,7 @@ class Traced(Tensor):
     """A 0-d tensor (or a row of a captured one) whose value is known at run time only.
 
     It is a tensor subclass, so that Dynamo treats it as a tensor in comparisons with symbolic
-    numbers; its own storage is never read.
+    numbers. Its storage is on the meta device: whatever escapes the tracer cannot pass for data.
     """
 
     fovea_tracer: Dispatcher
@@ -44,6 +44,10 @@ class Traced(Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         return tracer_among(args, kwargs or {}).dispatch(func, args, kwargs or {})
+
+    # Dynamo's abs() would run on the storage
+    def __abs__(self) -> Tensor:
+        return torch.abs(self)
 
     # math.floor and its like look these up; Tensor has none of them
     def __floor__(self) -> Tensor:
@@ -56,12 +60,37 @@ class Traced(Tensor):
         return torch.trunc(self)
 
 
-def make_traced(tracer: Dispatcher, term: Term) -> Traced:
+def make_traced(tracer: Dispatcher, term: Term, shape: tuple[int, ...] = ()) -> Traced:
     """Return a value of user code for a term."""
-    traced = torch.empty((), dtype=TORCH_DTYPE[term.dtype]).as_subclass(Traced)
+    if not torch.compiler.is_dynamo_compiling():
+        traced = torch.empty((), dtype=TORCH_DTYPE[term.dtype], device="meta").as_subclass(Traced)
+    else:
+        # Dynamo runs abs() and the unpacking of a row on the storage, without asking Traced. So the
+        # storage names its node by its last two extents: see `escaped`.
+        tagged = (*shape, term.node + 1, len(shape) + 2)
+        with torch._C.DisableTorchFunction():  # pyright: ignore[reportPrivateUsage]
+            storage = torch.empty(tagged, dtype=torch.complex64, device="meta")
+            traced = storage.as_subclass(Traced)
     traced.fovea_tracer = tracer
     traced.fovea_term = term
     return traced
+
+
+def escaped(value: Tensor) -> tuple[str, int] | None:
+    """Return what Dynamo computed on a traced value's storage: ("abs" or "item", node).
+
+    The storage is complex, and abs is the one function of it that gives a float of its shape.
+    """
+    with torch._C.DisableTorchFunction():  # pyright: ignore[reportPrivateUsage]
+        if value.device.type != "meta" or value.dim() < 2:
+            return None
+        rank = value.shape[-1] - 2
+        node = value.shape[-2] - 1
+        if value.dtype == torch.float32 and rank == value.dim() - 2:
+            return ("abs", node)
+        if value.dtype == torch.complex64 and rank == value.dim() - 1:
+            return ("item", node)
+        return None
 
 
 def tracer_among(args: Any, kwargs: dict[str, Any]) -> Dispatcher:
