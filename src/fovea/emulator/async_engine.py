@@ -105,12 +105,13 @@ class GroupQueue:
 class AsyncEngine:
     """All asynchronous operations of one cluster."""
 
-    __slots__ = ("_delay", "_first_agent", "_next_slot", "_random", "_slots", "_ticks", "events",
-                 "pending")  # fmt: skip
+    __slots__ = ("_delay", "_first_agent", "_next_slot", "_random", "_slots", "_ticks",
+                 "current", "events", "pending")  # fmt: skip
 
     def __init__(self, options: Options, random: Random, first_agent: int, slots: int):
         self.pending: list[Operation] = []
         self.events = 0
+        self.current: Operation | None = None  # for reports of what failed
         self._random = random
         self._delay = options.async_delay
         self._first_agent = first_agent
@@ -167,6 +168,7 @@ class AsyncEngine:
         if not ready:
             return False
         operation = ready[int(self._random.random() * len(ready))]
+        self.current = operation
         operation.advance()
         self.events += 1
         if operation.is_complete:

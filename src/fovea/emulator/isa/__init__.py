@@ -6,52 +6,16 @@ matches no form raises `UnsupportedForm`; there is no default.
 """
 
 import importlib
-import importlib.util
+import pkgutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
 
 from fovea.emulator.errors import UnsupportedForm
-from fovea.emulator.isa.forms import Form, Modifiers, parse_form
+from fovea.emulator.isa.forms import Decoder, Entry, Modifiers, parse_form
 
-Decoder = Callable[..., Any]
+# Imported here, before the decorator of the same name is defined: importing a submodule for the
+# first time sets an attribute of the package.
+from fovea.emulator.isa.instruction import Instruction
 EVIDENCE = ("silicon-sm90", "manual-only", "inferred")
-
-# one module per family; a module that is listed here registers its forms when first needed
-FAMILIES = (
-    "integer",
-    "floating",
-    "half",
-    "conversion",
-    "predicate",
-    "control",
-    "load_store",
-    "shuffle",
-    "atomic",
-    "barrier",
-    "matrix",
-    "copy_async",
-    "system",
-    "tensor_copy",
-    "wgmma",
-    "tcgen05_memory",
-    "tcgen05_mma",
-    "cluster_launch",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One registered form."""
-
-    form: Form
-    decode: Decoder
-    source: str
-    evidence: str
-    family: str
-    targets: str
-    kind: str
-
 
 _ENTRIES: dict[str, list[Entry]] = {}
 _loaded = False
@@ -91,14 +55,12 @@ def instruction(
 
 
 def load_families() -> None:
-    """Import every family module that exists, so that its forms are registered."""
+    """Import every module of this package, so that its forms are registered."""
     global _loaded
     if _loaded:
         return
-    for name in FAMILIES:
-        full = f"{__name__}.{name}"
-        if importlib.util.find_spec(full) is not None:
-            importlib.import_module(full)
+    for found in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{found.name}")
     _loaded = True
 
 
@@ -144,3 +106,6 @@ def find(
     raise UnsupportedForm(
         f"`{opcode}` {reason}. To add it see emulator/README.md", line, opcode
     )
+
+
+__all__ = ["EVIDENCE", "Instruction", "entries", "find", "instruction", "load_families"]

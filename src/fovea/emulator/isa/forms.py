@@ -11,10 +11,12 @@ Invariant: a match binds every set name to its value and every optional literal 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 Modifiers = dict[str, str | bool]
+Decoder = Callable[..., Any]
 
 # optional trailing operands that are present exactly when a qualifier is
 _OPERAND_QUALIFIER = {"cache-policy": "L2::cache_hint", "ctaMask": "multicast::cluster"}
@@ -57,6 +59,19 @@ class Form:
             names.append(name)
             extra -= 1
         return tuple(names) if extra == 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One registered form, and how what it does is known."""
+
+    form: Form
+    decode: Decoder
+    source: str
+    evidence: str
+    family: str
+    targets: str
+    kind: str
 
 
 def _match(parts: tuple[_Part, ...], qualifiers: tuple[str, ...]) -> Modifiers | None:

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from fovea.emulator.errors import PtxError
-from fovea.emulator.isa import Entry
-from fovea.emulator.isa.forms import Modifiers
+from fovea.emulator.isa.forms import Entry, Modifiers
 from fovea.emulator.ptx import syntax
 from fovea.emulator.ptx.types import LANES, is_signed, numpy_dtype, size_bytes
 
@@ -65,6 +64,13 @@ class Inline:
 
     results: tuple[tuple[int, str], ...]
     setup: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """What decoders of control instructions return: the block compiler writes the branch."""
+
+    kind: str
 
 
 @dataclass(slots=True, kw_only=True)

@@ -28,18 +28,19 @@ class MBarrier:
         self._agents = agents
         self._clock = Clock(agents)
         self.released = Clock(agents)
-        self.arrivals: list[str] = []
-        self.previous: list[str] = []
+        # (what, warp, instruction): made into text only for a report
+        self.arrivals: list[tuple[str, Any, Any]] = []
+        self.previous: list[tuple[str, Any, Any]] = []
 
-    def arrive(self, count: int, access: Access) -> str:
-        """Count `count` arrivals of an agent; return what is wrong with them ("" if nothing)."""
+    def arrive(self, count: int, access: Access, is_relaxed: bool = False) -> str:
+        """Count `count` arrivals of an agent (`.relaxed`: without its clock); return what is wrong with them ("" if nothing)."""
         if count > self.pending:
             return (
                 f"arrival of {count} at {self.name} with {self.pending} pending of "
                 f"{self.expected} (phase {self.phase}): more arrivals than expected"
             )
         self.pending -= count
-        self._take(access, f"{count} by {access.describe()}")
+        self._take(access, f"{count} by", is_relaxed)
         return ""
 
     def expect_tx(self, size: int) -> str:
@@ -51,7 +52,7 @@ class MBarrier:
         """Lower the tx-count by bytes that arrived; return what is wrong ("" if nothing)."""
         self.tx -= size
         problem = self._check_tx()
-        self._take(access, f"{size} bytes by {access.describe()}")
+        self._take(access, f"{size} bytes by")
         return problem
 
     def drop(self) -> None:
@@ -73,21 +74,22 @@ class MBarrier:
             f"{self.pending} of {self.expected} arrivals pending, tx-count {self.tx}"
         )
         if self.arrivals:
-            text += f"; arrived: {', '.join(self.arrivals[-4:])}"
-        missing = [name for name in self.previous if name not in self.arrivals]
+            text += f"; arrived: {_names(self.arrivals[-4:])}"
+        missing = [arrival for arrival in self.previous if arrival not in self.arrivals]
         if missing:
-            text += f"; arrived in the phase before but not in this one: {', '.join(missing[:4])}"
+            text += f"; arrived in the phase before but not in this one: {_names(missing[:4])}"
         elif self.tx > 0:
             text += f"; {self.tx} bytes announced by expect_tx never arrived"
         elif not self.arrivals and not self.previous:
             text += "; nobody has ever arrived"
         return text
 
-    def _take(self, access: Access, text: str) -> None:
-        self._clock.join(access.clock)
-        self.arrivals.append(text)
-        if not access.is_async:
-            access.tick()
+    def _take(self, access: Access, what: str, is_relaxed: bool = False) -> None:
+        if not is_relaxed:
+            self._clock.join(access.clock)
+            if not access.is_async:
+                access.tick()
+        self.arrivals.append((what, access.warp, access.instruction))
         self._settle()
 
     def _check_tx(self) -> str:
@@ -104,17 +106,25 @@ class MBarrier:
             self.previous, self.arrivals = self.arrivals, []
 
 
+def _names(arrivals: list[tuple[str, Any, Any]]) -> str:
+    return ", ".join(
+        f"{what} PTX line {instruction.line} of CTA {warp.cta.index} warp {warp.index}"
+        for what, warp, instruction in arrivals
+    )
+
+
 class NamedBarrier:
     """One of the 16 barriers of a CTA (`bar.sync`, `bar.arrive`, `bar.red`)."""
 
-    __slots__ = ("_agents", "arrived", "clock", "expected", "generation", "number", "released",
-                 "result", "values", "warps")  # fmt: skip
+    __slots__ = ("_agents", "arrived", "clock", "counts_all", "expected", "generation",
+                 "number", "released", "result", "values", "warps")  # fmt: skip
 
     def __init__(self, number: int, agents: int):
         self.number = number
         self._agents = agents
         self.expected = 0
         self.arrived = 0
+        self.counts_all = False
         self.generation = 0
         self.warps: list[int] = []
         self.values: list[Any] = []
@@ -141,14 +151,23 @@ class NamedBarrier:
             self.values.append(value)
         self.clock.join(access.clock)
         access.tick()
-        if self.arrived == expected:
+        self._settle()
+        return ""
+
+    def settle(self, live_threads: int) -> None:
+        """Adjust a barrier that counts all threads after a warp has exited."""
+        if self.arrived and self.counts_all:
+            self.expected = live_threads
+            self._settle()
+
+    def _settle(self) -> None:
+        if self.arrived >= self.expected:
             self.generation += 1
             self.arrived = 0
             self.warps = []
             self.result, self.values = self.values, []
             self.released = self.clock
             self.clock = Clock(self._agents)
-        return ""
 
     def describe(self) -> str:
         """Return how many threads have arrived, and from which warps."""

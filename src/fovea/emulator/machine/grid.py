@@ -63,7 +63,9 @@ class Machine:
         self.trace: Any = None
         self.step = 0
         self.time = 0
+        self.writes = 0
         self.events = 0
+        self.printed: list[str] = []
         self.cancelled: set[int] = set()
         self.next_cluster = 0
         self.cluster_grid = tuple(g // c for g, c in zip(grid, cluster))
@@ -107,7 +109,7 @@ class Cluster:
         self.agents = generic + slots
         self.notes = AccessNotes(generic, self.agents)
         self.engine = AsyncEngine(machine.options, machine.random, generic, slots)
-        self.barrier = ClusterBarrier(threads * size, self.agents)
+        self.barrier = ClusterBarrier(self.warps_per_cta * LANES * size, self.agents)
         self.ctas = [Cta(self, rank) for rank in range(size)]
         self.warps = [warp for cta in self.ctas for warp in cta.warps]
 
@@ -116,10 +118,11 @@ class Cluster:
         rank = shared_address >> RANK_SHIFT
         return self.ctas[rank] if rank < len(self.ctas) else None
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether every warp has exited and no asynchronous work is left."""
-        return not self.engine.pending and all(warp.is_finished for warp in self.warps)
+    def on_warp_exit(self, warp: Warp) -> None:
+        """Take an exited warp out of the barriers that count all threads."""
+        self.barrier.exit(LANES)
+        for barrier in warp.cta.barriers.values():
+            barrier.settle(warp.cta.live_warps * LANES)
 
 
 class Cta:
@@ -160,9 +163,9 @@ class Cta:
         return barrier
 
     @property
-    def live_threads(self) -> int:
-        """Number of threads that have not exited."""
-        return sum(LANES - int(np.count_nonzero(warp.exited)) for warp in self.warps)
+    def live_warps(self) -> int:
+        """Number of warps that have not exited."""
+        return sum(not warp.is_finished for warp in self.warps)
 
     def special(self, warp: Warp, name: str) -> Array:
         """Return (and cache, where it is constant) 32 lanes of a special register."""

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 
 from fovea.emulator.async_engine import GroupQueue, Operation
-from fovea.emulator.errors import Where
+from fovea.emulator.errors import IllegalOperand, Trap, Where
 from fovea.emulator.isa.instruction import ALL_BYTES, ALL_LANES, Array
 from fovea.emulator.ptx.types import LANES
 from fovea.emulator.races import Access, Clock
 
-EXITED = -1
 DIVERGED = -2
 
 
@@ -83,16 +82,19 @@ class Wait:
         ready: returns whether it can.
         describe: returns what it waits for, for the deadlock report.
         resume: called once when it goes on (joins clocks, writes results).
+        name: short name for counters and traces, e.g. "mbarrier 0x400".
     """
 
-    __slots__ = ("describe", "ready", "resume", "since")
+    __slots__ = ("describe", "name", "ready", "resume", "since")
 
     def __init__(
         self,
         ready: Callable[[], bool],
         describe: Callable[[], str],
         resume: Callable[[], None] | None = None,
+        name: str = "other",
     ):
+        self.name = name
         self.ready = ready
         self.describe = describe
         self.resume = resume
@@ -232,12 +234,48 @@ class Warp:
             self._arrive(part)
         return DIVERGED
 
-    def arrive_at_meeting(self, split: Split) -> None:
-        """Merge a split that has reached the place of its record, if it has."""
-        self._arrive(split)
+    def branch_to(self, targets: tuple[int, ...], index: Array, mask: Array, meet: int) -> int:
+        """Jump each lane to `targets[index]`; return the common target or DIVERGED."""
+        wanted = index[mask]
+        if int(wanted.max()) >= len(targets):
+            raise IllegalOperand(
+                f"brx.idx index {int(wanted.max())} of {len(targets)} targets", self.where(None)
+            )
+        places = np.array(targets)[np.minimum(index, len(targets) - 1)]
+        distinct = sorted(set(places[mask].tolist()))
+        if len(distinct) == 1:
+            return distinct[0]
+        split = self.current
+        record = split.record
+        if meet >= 0 and (record is None or record.pc != meet):
+            record = Reconvergence(meet, split.mask.copy(), record)
+        self.splits.remove(split)
+        for pc in distinct:
+            part = Split(pc, mask & (places == pc), record)
+            part.calls = split.calls
+            self.splits.append(part)
+            self._arrive(part)
+        return DIVERGED
 
-    def exit_lanes(self, mask: Array) -> None:
-        """Take lanes out of the running split for good."""
+    def meet(self, split: Split) -> bool:
+        """Merge a split into its record if it stands at its place; return whether it did."""
+        record = split.record
+        if record is None or split.pc != record.pc:
+            return False
+        self._arrive(split)
+        return True
+
+    def trap(self, instruction: Any) -> None:
+        """Raise the fault of a `trap` instruction."""
+        raise Trap("the kernel executed trap", self.where(instruction))
+
+    def leave(self, mask: Array, following: int) -> int:
+        """Let lanes exit; the others go on at `following`. Return DIVERGED."""
+        self.current.pc = following
+        self._exit_lanes(mask)
+        return DIVERGED
+
+    def _exit_lanes(self, mask: Array) -> None:
         split = self.current
         self.exited = self.exited | mask
         rest = split.mask & ~mask

@@ -1,0 +1,55 @@
+"""A PTX emulator on the CPU: load PTX, launch kernels, get results or a precise report.
+
+It knows nothing of attention or torch. See README.md beside this file.
+"""
+
+from typing import Any
+
+from fovea.emulator.errors import (
+    DeadlockError,
+    EmulatorError,
+    Fault,
+    IllegalOperand,
+    LaunchError,
+    Misaligned,
+    OutOfBounds,
+    PtxError,
+    RaceError,
+    StepLimitExceeded,
+    Trap,
+    UninitialisedRead,
+    UnsupportedForm,
+)
+from fovea.emulator.options import Options
+from fovea.emulator.run import Module, Result, load_ptx
+
+__all__ = [
+    "DeadlockError",
+    "EmulatorError",
+    "Fault",
+    "IllegalOperand",
+    "LaunchError",
+    "Misaligned",
+    "Module",
+    "Options",
+    "OutOfBounds",
+    "PtxError",
+    "RaceError",
+    "Result",
+    "StepLimitExceeded",
+    "Trap",
+    "UninitialisedRead",
+    "UnsupportedForm",
+    "load_launcher",
+    "load_ptx",
+]
+
+
+def load_launcher(*args: Any, **keywords: Any) -> Any:
+    """Run a CuTe-DSL host launcher in the emulator; see `driver.load_launcher`.
+
+    It is imported on first use, because it needs llvmlite.
+    """
+    from fovea.emulator import driver
+
+    return driver.load_launcher(*args, **keywords)

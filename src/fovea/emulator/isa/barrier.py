@@ -1,0 +1,462 @@
+"""mbarrier, named barriers, cluster barriers, warp barriers.
+
+Lives here: the instructions. Not here: counts and phases (`machine/barrier.py`). Invariant: an
+arrival releases the warp's clock, a successful wait acquires the barrier's, unless `.relaxed`.
+Source: PTX ISA 9.7.13.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fovea.emulator.errors import IllegalOperand
+from fovea.emulator.isa import instruction
+from fovea.emulator.isa.instruction import ALL_LANES, Array, Instruction
+from fovea.emulator.isa.shuffle import check_members
+from fovea.emulator.machine.barrier import COUNT_LIMIT, MBarrier
+from fovea.emulator.machine.memory import RANK_SHIFT, SHARED_WINDOW, WINDOW_SHIFT
+from fovea.emulator.machine.warp import Wait
+from fovea.emulator.ptx.types import LANES
+
+_SHARED = "shared shared::cta"
+_ANY_SHARED = "shared shared::cta shared::cluster"
+_LOW = (1 << RANK_SHIFT) - 1
+_SPURIOUS = 0.25  # try_wait may return false early (the manual allows it): keeps loops honest
+
+
+# --- where an mbarrier is -------------------------------------------------------------------------
+
+
+def shared_place(ins: Instruction, w: Any, address: int, lane: int) -> tuple[Any, int]:
+    """Return (CTA, offset) of a shared address given as 32-bit or generic.
+
+    Raises:
+        IllegalOperand: the address is not in the shared memory of the cluster.
+    """
+    window = address >> WINDOW_SHIFT
+    if window not in (0, SHARED_WINDOW >> WINDOW_SHIFT):
+        raise IllegalOperand(
+            "the address is not in shared memory", w.where(ins, lane=lane, address=address)
+        )
+    address &= (1 << WINDOW_SHIFT) - 1
+    cta = w.cta.cluster.cta_of(address)
+    if cta is None:
+        raise IllegalOperand(
+            "the address is not in the shared memory of this cluster",
+            w.where(ins, lane=lane, address=address, space="shared"),
+        )
+    return cta, address & _LOW
+
+
+def barrier_at(ins: Instruction, w: Any, address: int, lane: int) -> MBarrier:
+    """Return the mbarrier object at a shared address.
+
+    Raises:
+        IllegalOperand: no mbarrier was initialised there.
+    """
+    cta, offset = shared_place(ins, w, address, lane)
+    barrier = cta.mbarriers.get(offset)
+    if barrier is None:
+        raise IllegalOperand(
+            "no mbarrier was initialised at this address (mbarrier.init missing, or not yet "
+            "executed)",
+            w.where(ins, lane=lane, address=address, space="shared"),
+        )
+    return barrier
+
+
+def _lanes(mask: Array) -> list[int]:
+    return list(range(LANES)) if mask is ALL_LANES else np.flatnonzero(mask).tolist()
+
+
+def _check(problem: str, ins: Instruction, w: Any, lane: int) -> None:
+    if problem:
+        raise IllegalOperand(problem, w.where(ins, lane=lane))
+
+
+# --- init and inval -------------------------------------------------------------------------------
+
+
+@instruction("mbarrier.init{.space}.b64 [addr], count", source="PTX ISA 9.7.13.16.9",
+             evidence="manual-only", kind="sync", space=_SHARED)  # fmt: skip
+def mbarrier_init(ins: Instruction) -> Any:
+    """Make an mbarrier object that expects `count` arrivals."""
+    address, count = ins.address("addr"), ins.read("count", "u32")
+
+    def run(w: Any, mask: Array) -> None:
+        addresses, counts = address(w), count(w)
+        for lane in _lanes(mask):
+            expected = int(counts[lane])
+            if not 1 <= expected <= COUNT_LIMIT:
+                raise IllegalOperand(
+                    f"count={expected} must lie in 1..{COUNT_LIMIT}", w.where(ins, lane=lane)
+                )
+            cta, offset = shared_place(ins, w, int(addresses[lane]), lane)
+            if offset % 8:
+                raise IllegalOperand(
+                    "an mbarrier must be 8-byte aligned",
+                    w.where(ins, lane=lane, address=offset, space="shared"),
+                )
+            cta.shared.write(offset, np.zeros(8, np.uint8), w.touch(ins, mask))
+            cta.mbarrier(offset, expected)
+
+    return run
+
+
+@instruction("mbarrier.inval{.space}.b64 [addr]", source="PTX ISA 9.7.13.16.10",
+             evidence="manual-only", kind="sync", space=_SHARED)  # fmt: skip
+def mbarrier_inval(ins: Instruction) -> Any:
+    """Forget an mbarrier object, so that its memory may be reused."""
+    address = ins.address("addr")
+
+    def run(w: Any, mask: Array) -> None:
+        for lane in _lanes(mask):
+            place = int(address(w)[lane])
+            barrier_at(ins, w, place, lane)
+            cta, offset = shared_place(ins, w, place, lane)
+            cta.mbarriers.pop(offset, None)
+
+    return run
+
+
+# --- arrive ---------------------------------------------------------------------------------------
+
+
+def _arrive(
+    ins: Instruction,
+    amount: Callable[[Any], Array] | None,
+    transaction: Callable[[Any], Array] | None,
+    is_drop: bool = False,
+    is_complete: bool = True,
+) -> Any:
+    """Return the action of the arrive family: expect-tx first, then the arrival."""
+    address = ins.address("addr")
+    write = ins.write("state", "u64") if "state" in ins.operands else None
+    is_relaxed = ins["sem"] == "relaxed"
+
+    def run(w: Any, mask: Array) -> None:
+        addresses = address(w)
+        counts = amount(w) if amount is not None else None
+        sizes = transaction(w) if transaction is not None else None
+        states = np.zeros(LANES, np.uint64)
+        access = w.touch(ins, mask)
+        for lane in _lanes(mask):
+            barrier = barrier_at(ins, w, int(addresses[lane]), lane)
+            states[lane] = barrier.phase
+            if sizes is not None:
+                _check(barrier.expect_tx(int(sizes[lane])), ins, w, lane)
+            count = 1 if counts is None else int(counts[lane])
+            if is_drop:
+                barrier.expected -= count
+            _check(barrier.arrive(count, access, is_relaxed), ins, w, lane)
+        w.machine.notify()
+        if write is not None:
+            write(w, mask, states)
+
+    return run
+
+
+@instruction("mbarrier.arrive{.sem}{.scope}{.space}.b64 state, [addr]{, count}",
+             "mbarrier.arrive{.noComplete}{.sem}{.scope}{.space}.b64 state, [addr], count",
+             "mbarrier.arrive_drop{.sem}{.scope}{.space}.b64 state, [addr]{, count}",
+             source="PTX ISA 9.7.13.16.13-14", evidence="manual-only", kind="sync",
+             sem="release relaxed", scope="cta cluster", space=_ANY_SHARED)  # fmt: skip
+def mbarrier_arrive(ins: Instruction) -> Any:
+    """Count arrivals (1 by default) and return the phase they belong to."""
+    amount = ins.read("count", "u32") if "count" in ins.operands else None
+    return _arrive(ins, amount, None, is_drop="arrive_drop" in ins.opcode)
+
+
+@instruction("mbarrier.arrive.expect_tx{.sem}{.scope}{.space}.b64 state, [addr], tx",
+             "mbarrier.arrive_drop.expect_tx{.sem}{.scope}{.space}.b64 state, [addr], tx",
+             source="PTX ISA 9.7.13.16.13-14", evidence="manual-only", kind="sync",
+             sem="release relaxed", scope="cta cluster", space=_ANY_SHARED)  # fmt: skip
+def mbarrier_arrive_expect_tx(ins: Instruction) -> Any:
+    """Announce bytes, then arrive once."""
+    return _arrive(
+        ins, None, ins.read("tx", "u32"), is_drop="arrive_drop" in ins.opcode
+    )
+
+
+@instruction("mbarrier.op{.sem}{.scope}{.space}.b64 [addr], tx", source="PTX ISA 9.7.13.16.11-12",
+             evidence="manual-only", kind="sync", op="expect_tx complete_tx", sem="relaxed",
+             scope="cta cluster", space=_ANY_SHARED)  # fmt: skip
+def mbarrier_tx(ins: Instruction) -> Any:
+    """Raise or lower the tx-count."""
+    address, transaction = ins.address("addr"), ins.read("tx", "u32")
+    is_expect = ins["op"] == "expect_tx"
+
+    def run(w: Any, mask: Array) -> None:
+        addresses, sizes = address(w), transaction(w)
+        access = w.touch(ins, mask)
+        for lane in _lanes(mask):
+            barrier = barrier_at(ins, w, int(addresses[lane]), lane)
+            size = int(sizes[lane])
+            problem = barrier.expect_tx(size) if is_expect else barrier.complete_tx(size, access)
+            _check(problem, ins, w, lane)
+        w.machine.notify()
+
+    return run
+
+
+# --- wait -----------------------------------------------------------------------------------------
+
+
+def _acquire(ins: Instruction, w: Any, barrier: MBarrier) -> None:
+    if ins["sem"] != "relaxed":
+        w.access.clock.join(barrier.released)
+
+
+def _single(ins: Instruction, w: Any, mask: Array, values: Array, what: str) -> int:
+    """Return the value all active lanes share, or raise."""
+    chosen = values if mask is ALL_LANES else values[mask]
+    first = int(chosen[0])
+    if len(chosen) > 1 and bool((chosen != chosen[0]).any()):
+        raise IllegalOperand(
+            f"lanes wait for different {what}: the emulator models one wait per warp",
+            w.where(ins),
+        )
+    return first
+
+
+def _condition(
+    ins: Instruction,
+) -> Callable[[Any, Array], tuple[MBarrier, Callable[[], bool], int]]:
+    """Return a function giving (barrier, whether the awaited phase is complete, phase)."""
+    address = ins.address("addr")
+    is_parity = ins.has("parity")
+    read = ins.read("phaseParity" if is_parity else "state", "u32" if is_parity else "u64")
+
+    def condition(w: Any, mask: Array) -> tuple[MBarrier, Callable[[], bool], int]:
+        lane = 0 if mask is ALL_LANES else int(mask.argmax())
+        place = _single(ins, w, mask, address(w), "mbarriers")
+        phase = _single(ins, w, mask, read(w), "phases")
+        barrier = barrier_at(ins, w, place, lane)
+        if is_parity:
+            if phase not in (0, 1):
+                raise IllegalOperand(f"phaseParity={phase} must be 0 or 1", w.where(ins, lane=lane))
+            return barrier, lambda: barrier.is_complete(phase), phase
+        return barrier, lambda: barrier.is_state_complete(phase), phase
+
+    return condition
+
+
+@instruction("mbarrier.test_wait{.sem}{.scope}{.space}.b64 waitComplete, [addr], state",
+             "mbarrier.test_wait.parity{.sem}{.scope}{.space}.b64 waitComplete, [addr], phaseParity",
+             source="PTX ISA 9.7.13.16.16", evidence="manual-only", kind="sync",
+             sem="acquire relaxed", scope="cta cluster", space=_SHARED)  # fmt: skip
+def mbarrier_test_wait(ins: Instruction) -> Any:
+    """waitComplete = whether a phase is complete, now."""
+    condition, write = _condition(ins), ins.write("waitComplete", "pred")
+
+    def run(w: Any, mask: Array) -> None:
+        barrier, is_complete, phase = condition(w, mask)
+        done = is_complete()
+        if done:
+            _acquire(ins, w, barrier)
+        else:
+            _note_poll(w, barrier, phase)
+        write(w, mask, np.full(LANES, done))
+
+    return run
+
+
+def _note_poll(w: Any, barrier: MBarrier, phase: int) -> None:
+    w.polled = True
+    w.state["poll"] = f"{barrier.describe()}, awaited phase parity {phase & 1}"
+
+
+@instruction("mbarrier.try_wait{.sem}{.scope}{.space}.b64 waitComplete, [addr], state{, hint}",
+             "mbarrier.try_wait.parity{.sem}{.scope}{.space}.b64"
+             " waitComplete, [addr], phaseParity{, hint}",
+             source="PTX ISA 9.7.13.16.16", evidence="manual-only", kind="sync",
+             sem="acquire relaxed", scope="cta cluster", space=_SHARED)  # fmt: skip
+def mbarrier_try_wait(ins: Instruction) -> Any:
+    """Wait for a phase; sometimes give up early with false, as the manual allows."""
+    condition, write = _condition(ins), ins.write("waitComplete", "pred")
+
+    def run(w: Any, mask: Array) -> Wait | None:
+        barrier, is_complete, phase = condition(w, mask)
+        if is_complete():
+            _acquire(ins, w, barrier)
+            write(w, mask, np.full(LANES, True))
+            return None
+        if w.machine.random.random() < _SPURIOUS:
+            write(w, mask, np.full(LANES, False))
+            return None
+
+        def resume() -> None:
+            _acquire(ins, w, barrier)
+            write(w, mask, np.full(LANES, True))
+
+        def describe() -> str:
+            return f"{barrier.describe()}; it waits for phase parity {phase & 1} to complete"
+
+        return Wait(is_complete, describe, resume, name=barrier.name)
+
+    return run
+
+
+@instruction("mbarrier.pending_count.b64 count, state", source="PTX ISA 9.7.13.16.17",
+             evidence="manual-only", kind="sync")  # fmt: skip
+def mbarrier_pending_count(ins: Instruction) -> Any:
+    """Not available: the state token of this emulator holds the phase only."""
+    raise ins.error("mbarrier.pending_count is not implemented: state tokens are opaque here")
+
+
+# --- named barriers -------------------------------------------------------------------------------
+
+
+def _barrier_threads(w: Any, mask: Array) -> int:
+    """Return how many threads a warp's arrival counts for: exited lanes count as arrived."""
+    if mask is ALL_LANES:
+        return LANES
+    return int(np.count_nonzero(mask | w.exited))
+
+
+def _named(ins: Instruction, is_waiting: bool, value: Any = None, finish: Any = None) -> Any:
+    """Return the action of `bar.sync`, `bar.arrive` and `bar.red`."""
+    number = ins.uniform("a", "u32")
+    amount = ins.uniform("b", "u32") if "b" in ins.operands else None
+
+    def run(w: Any, mask: Array) -> Wait | None:
+        identity = number(w, mask)
+        if not 0 <= identity <= 15:
+            raise IllegalOperand(f"barrier {identity} must lie in 0..15", w.where(ins))
+        barrier = w.cta.named_barrier(identity)
+        if amount is None:
+            expected = w.cta.live_warps * LANES
+            if not barrier.arrived:
+                barrier.counts_all = True
+        else:
+            expected = amount(w, mask)
+            barrier.counts_all = False
+            if expected % LANES or not LANES <= expected:
+                raise IllegalOperand(
+                    f"thread count {expected} must be a positive multiple of 32", w.where(ins)
+                )
+        generation = barrier.generation
+        contribution = None if value is None else value(w, mask)
+        threads = _barrier_threads(w, mask)
+        _check(barrier.arrive(threads, expected, w.touch(ins, mask), contribution), ins, w, 0)
+        w.machine.notify()
+        if not is_waiting:
+            return None
+
+        def resume() -> None:
+            w.access.clock.join(barrier.released)
+            if finish is not None:
+                finish(w, mask, barrier.result)
+
+        return Wait(
+            lambda: barrier.generation != generation,
+            barrier.describe,
+            resume,
+            name=f"barrier {identity}",
+        )
+
+    return run
+
+
+@instruction("bar.sync a{, b}", "barrier.sync{.aligned} a{, b}", "bar.cta.sync a{, b}",
+             "barrier.cta.sync{.aligned} a{, b}", source="PTX ISA 9.7.13.1", kind="sync",
+             evidence="manual-only")  # fmt: skip
+def bar_sync(ins: Instruction) -> Any:
+    """Wait until the named number of threads has arrived."""
+    return _named(ins, is_waiting=True)
+
+
+@instruction("bar.arrive a, b", "barrier.arrive{.aligned} a, b", "bar.cta.arrive a, b",
+             "barrier.cta.arrive{.aligned} a, b", source="PTX ISA 9.7.13.1", kind="sync",
+             evidence="manual-only")  # fmt: skip
+def bar_arrive(ins: Instruction) -> Any:
+    """Count as arrived and go on."""
+    return _named(ins, is_waiting=False)
+
+
+@instruction("bar.red.popc.u32 d, a, c", "bar.red.popc.u32 d, a, b, c",
+             "barrier.red.popc{.aligned}.u32 d, a, c", "barrier.red.popc{.aligned}.u32 d, a, b, c",
+             "bar.cta.red.popc.u32 d, a, c", "barrier.cta.red.popc{.aligned}.u32 d, a, c",
+             "barrier.cta.red.popc{.aligned}.u32 d, a, b, c",
+             source="PTX ISA 9.7.13.1", kind="sync", evidence="manual-only")  # fmt: skip
+def bar_red_popc(ins: Instruction) -> Any:
+    """Wait, then d = number of threads whose predicate c held."""
+    read, write = ins.read("c", "pred"), ins.write("d", "u32")
+
+    def finish(w: Any, mask: Array, values: list[int]) -> None:
+        write(w, mask, np.full(LANES, sum(values), np.uint32))
+
+    return _named(ins, True, lambda w, mask: int(np.count_nonzero(read(w)[mask])), finish)
+
+
+@instruction("bar.red.op.pred p, a, c", "bar.red.op.pred p, a, b, c",
+             "barrier.red.op{.aligned}.pred p, a, c", "barrier.red.op{.aligned}.pred p, a, b, c",
+             "bar.cta.red.op.pred p, a, c", "barrier.cta.red.op{.aligned}.pred p, a, c",
+             "barrier.cta.red.op{.aligned}.pred p, a, b, c",
+             source="PTX ISA 9.7.13.1", kind="sync", evidence="manual-only", op="and or")  # fmt: skip
+def bar_red_pred(ins: Instruction) -> Any:
+    """Wait, then p = and / or of the threads' predicates c."""
+    read, write = ins.read("c", "pred"), ins.write("p", "pred")
+    combine = all if ins["op"] == "and" else any
+
+    def value(w: Any, mask: Array) -> bool:
+        chosen = read(w)[mask]
+        return bool(chosen.all() if combine is all else chosen.any())
+
+    def finish(w: Any, mask: Array, values: list[bool]) -> None:
+        write(w, mask, np.full(LANES, combine(values)))
+
+    return _named(ins, True, value, finish)
+
+
+@instruction("bar.warp.sync membermask", source="PTX ISA 9.7.13.2", kind="control",
+             evidence="manual-only")  # fmt: skip
+def bar_warp_sync(ins: Instruction) -> Any:
+    """Check that the members execute it together: lanes of one split always do."""
+    read = ins.read("membermask", "u32")
+    return lambda w, mask: check_members(ins, w, mask, read(w))
+
+
+# --- cluster barrier ------------------------------------------------------------------------------
+
+
+@instruction("barrier.cluster.arrive{.sem}{.aligned}", source="PTX ISA 9.7.13.4", kind="sync",
+             evidence="manual-only", sem="release relaxed")  # fmt: skip
+def barrier_cluster_arrive(ins: Instruction) -> Any:
+    """Arrive at the cluster's barrier."""
+    is_release = ins["sem"] != "relaxed"
+
+    def run(w: Any, mask: Array) -> None:
+        barrier = w.cta.cluster.barrier
+        if w.state.get("cluster_generation") is not None:
+            raise IllegalOperand(
+                "barrier.cluster.arrive twice without barrier.cluster.wait", w.where(ins)
+            )
+        w.state["cluster_generation"] = barrier.generation
+        barrier.arrive(_barrier_threads(w, mask), w.touch(ins, mask), is_release)
+        w.machine.notify()
+
+    return run
+
+
+@instruction("barrier.cluster.wait{.sem}{.aligned}", source="PTX ISA 9.7.13.4", kind="sync",
+             evidence="manual-only", sem="acquire")  # fmt: skip
+def barrier_cluster_wait(ins: Instruction) -> Any:
+    """Wait until every thread of the cluster has arrived."""
+
+    def run(w: Any, mask: Array) -> Wait:
+        barrier = w.cta.cluster.barrier
+        generation = w.state.pop("cluster_generation", None)
+        if generation is None:
+            raise IllegalOperand(
+                "barrier.cluster.wait without barrier.cluster.arrive", w.where(ins)
+            )
+        return Wait(
+            lambda: barrier.generation != generation,
+            barrier.describe,
+            lambda: w.access.clock.join(barrier.released),
+            name="cluster barrier",
+        )
+
+    return run

@@ -1,0 +1,441 @@
+"""cvt: between integers, floats, halves, fp8 and the packed formats; cvt.pack.
+
+Source: PTX ISA 9.7.9.21-22. Invariant: every conversion rounds once; NaN becomes 0 in integers
+(the least value's complement in none: PTX says 0) and the canonical NaN in floats.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from fovea.emulator.isa import bits as fp
+from fovea.emulator.isa import instruction
+from fovea.emulator.isa.instruction import Array, Inline, Instruction
+from fovea.emulator.ptx import syntax
+from fovea.emulator.ptx.types import numpy_dtype, size_bytes
+
+_INTEGERS = "u8 u16 u32 u64 s8 s16 s32 s64"
+_FLOATS = "f16 bf16 f32 f64"
+_TO_INTEGER = "rni rzi rmi rpi"
+_ROUND_INTEGER: dict[str, Callable[[Array], Array]] = {
+    "rni": np.rint,
+    "rzi": np.trunc,
+    "rmi": np.floor,
+    "rpi": np.ceil,
+}
+
+
+def _limits(ptx_type: str) -> tuple[int, int]:
+    bits = 8 * size_bytes(ptx_type)
+    if ptx_type[0] == "s":
+        return -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+    return 0, (1 << bits) - 1
+
+
+def _register_type(ins: Instruction, name: str, ptx_type: str) -> str:
+    """Return the type as which an operand's register must be accessed for a narrower value."""
+    operand = ins.operands[name]
+    declared = size_bytes(operand.type) if isinstance(operand, syntax.Register) else 0
+    if isinstance(operand, syntax.Register) and declared > size_bytes(ptx_type):
+        return f"b{8 * declared}"
+    if isinstance(operand, syntax.Register) and declared < size_bytes(ptx_type):
+        raise ins.error(f"register {operand.name} is too narrow for .{ptx_type}")
+    return ptx_type if ptx_type != "bf16" else "b16"
+
+
+def _convert(ins: Instruction, function: Callable[[Array], Array], dtype: str, stype: str) -> Inline:
+    """Return Inline for `d = function(a)`, with registers wider than the types."""
+    read, write = _register_type(ins, "a", stype), _register_type(ins, "d", dtype)
+    body = function
+    if read != stype and stype not in ("bf16",):
+        narrow = np.dtype(f"u{size_bytes(stype)}")
+        kind = numpy_dtype(stype)
+        inner = body
+        body = lambda a: inner(a.astype(narrow).view(kind))  # noqa: E731
+    elif stype == "bf16" and read != "b16":
+        inner_bf = body
+        body = lambda a: inner_bf(a.astype(np.uint16))  # noqa: E731
+    if write != dtype and not (dtype == "bf16" and write == "b16"):
+        wide = np.dtype(("i" if dtype[0] == "s" else "u") + str(size_bytes(write)))
+        before = body
+        store = numpy_dtype(write)
+        if dtype[0] in "us":
+            body = lambda a: before(a).astype(wide).view(store)  # noqa: E731
+        else:
+            raw = np.dtype(f"u{size_bytes(dtype)}")
+            body = lambda a: before(a).view(raw).astype(store)  # noqa: E731
+    name = ins.program.bind(body, "cvt")
+    return ins.assign("d", f"{name}({ins.src('a', read)})", write)
+
+
+# --- integer to integer, integer to float -------------------------------------------------------
+
+
+@instruction("cvt{.sat}.dtype.atype d, a", source="PTX ISA 9.7.9.21", evidence="manual-only",
+             dtype=_INTEGERS, atype=_INTEGERS)  # fmt: skip
+def cvt_integer(ins: Instruction) -> Inline:
+    """d = a, truncated or extended; `.sat` clamps."""
+    dtype, atype = ins["dtype"], ins["atype"]
+    target = numpy_dtype(dtype)
+    if ins.has("sat"):
+        low, high = _limits(dtype)
+        source_low, source_high = _limits(atype)
+        low, high = max(low, source_low), min(high, source_high)
+        return _convert(ins, lambda a: np.clip(a, low, high).astype(target), dtype, atype)
+    return _convert(ins, lambda a: a.astype(target), dtype, atype)
+
+
+def _integer_to_f32(a: Array, mode: str) -> Array:
+    """Return integers rounded once to float32."""
+    if a.dtype.itemsize < 8:
+        return fp.round_pair(a.astype(np.float64), np.zeros(a.shape), mode)
+    values = [fp_round_integer(int(value), mode) for value in a.tolist()]
+    return np.array(values, np.float64).astype(np.float32)
+
+
+def fp_round_integer(value: int, mode: str, digits: int = 24) -> float:
+    """Return an integer rounded to `digits` significant bits (exact as a float64)."""
+    magnitude = abs(value)
+    drop = magnitude.bit_length() - digits
+    if drop <= 0:
+        return float(value)
+    kept, rest = magnitude >> drop, magnitude & ((1 << drop) - 1)
+    half = 1 << (drop - 1)
+    if mode == "rn":
+        kept += rest > half or (rest == half and kept & 1)
+    elif (mode == "rp" and value > 0) or (mode == "rm" and value < 0):
+        kept += rest > 0
+    return float((kept << drop) * (1 if value >= 0 else -1))
+
+
+def _integer_to_f64(a: Array, mode: str) -> Array:
+    if a.dtype.itemsize < 8:
+        return a.astype(np.float64)
+    return np.array([fp_round_integer(int(value), mode, 53) for value in a.tolist()])
+
+
+@instruction("cvt.rnd{.sat}.dtype.atype d, a", source="PTX ISA 9.7.9.21", evidence="manual-only",
+             rnd="rn rz rm rp", dtype=_FLOATS, atype=_INTEGERS)  # fmt: skip
+def cvt_integer_to_float(ins: Instruction) -> Inline:
+    """d = a rounded to a float."""
+    dtype, mode = ins["dtype"], ins["rnd"]
+
+    def function(a: Array) -> Array:
+        if dtype == "f64":
+            result = _integer_to_f64(a, mode)
+        elif dtype == "f32":
+            result = _integer_to_f32(a, mode)
+        else:
+            # round to odd in float32 first, so that the second rounding is the only one
+            wide = np.array([_odd(int(value)) for value in a.tolist()], np.float32)
+            return fp.f32_to_half[dtype](wide, mode).view(numpy_dtype(dtype))
+        return fp.saturate(result) if ins.has("sat") else result
+
+    return _convert(ins, function, dtype, ins["atype"])
+
+
+def _odd(value: int) -> float:
+    magnitude = abs(value)
+    drop = magnitude.bit_length() - 24
+    if drop > 0:
+        kept = magnitude >> drop
+        kept |= (magnitude & ((1 << drop) - 1)) != 0
+        magnitude = kept << drop
+    return float(magnitude if value >= 0 else -magnitude)
+
+
+# --- float to integer, float to integral float ----------------------------------------------------
+
+
+def _widen(stype: str) -> Callable[[Array], Array]:
+    if stype in ("f16", "bf16"):
+        convert = fp.half_to_f32[stype]
+        return lambda a: convert(a.view(np.uint16)).astype(np.float64)
+    return lambda a: a.astype(np.float64)
+
+
+@instruction("cvt.rnd{.ftz}{.sat}.dtype.atype d, a", source="PTX ISA 9.7.9.21",
+             evidence="manual-only", rnd=_TO_INTEGER, dtype=_INTEGERS, atype=_FLOATS)  # fmt: skip
+def cvt_float_to_integer(ins: Instruction) -> Inline:
+    """d = a rounded to an integer and clamped; NaN gives 0 (64 bits from f32/f64: 2^63)."""
+    dtype, atype = ins["dtype"], ins["atype"]
+    low, high = _limits(dtype)
+    widen, rounding = _widen(atype), _ROUND_INTEGER[ins["rnd"]]
+    target = numpy_dtype(dtype)
+    has_ftz = ins.has("ftz")
+    # sm_90 returns the sign pattern 0x8000... for NaN to 64-bit integers, and for f64 to 32 bits
+    nan = 1 << 63 if size_bytes(dtype) == 8 else 1 << 31 if (
+        atype == "f64" and size_bytes(dtype) == 4) else 0  # fmt: skip
+    nan_value = np.array(nan, np.uint64).astype(f"u{target.itemsize}").view(target)
+
+    def function(a: Array) -> Array:
+        if has_ftz:
+            a = fp.flush_f32(a)
+        wide = rounding(widen(a))
+        if size_bytes(dtype) == 8:
+            clamped = [
+                0 if value != value else int(min(max(value, float(low)), float(high)))
+                for value in wide.tolist()
+            ]
+            result = np.array([min(value, high) for value in clamped], target)
+        else:
+            result = np.clip(np.where(np.isnan(wide), 0, wide), low, high).astype(target)
+        return np.where(np.isnan(wide), nan_value, result)
+
+    return _convert(ins, function, dtype, atype)
+
+
+@instruction("cvt.rnd{.ftz}{.sat}.type.type d, a", "cvt.rnd{.ftz}{.sat}.dtype.atype d, a",
+             source="PTX ISA 9.7.9.21", evidence="manual-only", rnd=_TO_INTEGER,
+             dtype="f16 f32 f64", atype="f16 f32 f64", type="")  # fmt: skip
+def cvt_to_integral_float(ins: Instruction) -> Inline:
+    """d = a rounded to an integral value."""
+    dtype, atype = ins["dtype"], ins["atype"]
+    if dtype != atype:
+        raise ins.error("rounding to an integral value keeps the type")
+    rounding = _ROUND_INTEGER[ins["rnd"]]
+    has_ftz, has_sat = ins.has("ftz"), ins.has("sat")
+
+    def function(a: Array) -> Array:
+        if has_ftz:
+            a = fp.flush_f32(a)
+        result = rounding(a)
+        result = fp.saturate(result) if has_sat else result
+        if dtype == "f16":
+            return np.where(np.isnan(result), np.float16(np.nan), result)
+        if not np.isnan(result).any():
+            return result
+        return fp.canonical_f32(result) if dtype == "f32" else fp.canonical_f64(result)
+
+    return _convert(ins, function, dtype, atype)
+
+
+# --- float to float -------------------------------------------------------------------------------
+
+
+def _f64_to_f32(a: Array, mode: str) -> Array:
+    result = fp.round_pair(a, np.zeros_like(a), mode)
+    return fp.canonical_f32(result) if np.isnan(result).any() else result
+
+
+def _f64_to_odd_f32(a: Array) -> Array:
+    """Return float64 rounded to odd in float32: a second rounding then is the only one."""
+    down = fp.round_pair(a, np.zeros_like(a), "rz")
+    inexact = (down.astype(np.float64) != a) & np.isfinite(a)
+    return (down.view(np.uint32) | inexact.astype(np.uint32)).view(np.float32)
+
+
+@instruction("cvt{.rnd}{.ftz}{.sat}.dtype.atype d, a", source="PTX ISA 9.7.9.21",
+             evidence="manual-only", rnd="rn rz rm rp", dtype=_FLOATS, atype=_FLOATS)  # fmt: skip
+@instruction("cvt.rnd.relu.dtype.atype d, a", "cvt.rnd{.relu}.satfinite.dtype.atype d, a",
+             source="PTX ISA 9.7.9.21", evidence="manual-only", rnd="rn rz", dtype="f16 bf16",
+             atype="f32")  # fmt: skip
+def cvt_float(ins: Instruction) -> Inline:
+    """d = a in another float format."""
+    dtype, atype, mode = ins["dtype"], ins["atype"], ins["rnd"] or "rn"
+    has_ftz, has_sat = ins.has("ftz"), ins.has("sat")
+
+    def function(a: Array) -> Array:
+        if atype in ("f16", "bf16"):
+            value = fp.half_to_f32[atype](a.view(np.uint16))
+        else:
+            value = fp.flush_f32(a) if has_ftz and atype == "f32" else a
+        if has_sat:
+            value = fp.saturate(value)
+        if dtype in ("f16", "bf16"):
+            if atype == "f64":
+                value = _f64_to_odd_f32(value)
+            value = _clamp(ins, value, dtype)
+            return fp.f32_to_half[dtype](value, mode).view(numpy_dtype(dtype))
+        if dtype == "f32":
+            if atype == "f64":
+                value = _f64_to_f32(value, mode)
+                return fp.flush_f32(value) if has_ftz else value
+            return fp.canonical_f32(value) if np.isnan(value).any() else value
+        result = value.astype(np.float64)
+        return fp.canonical_f64(result) if np.isnan(result).any() else result
+
+    return _convert(ins, function, dtype, atype)
+
+
+_LARGEST = {"f16": np.float32(65504.0), "bf16": np.uint32(0x7F7F0000).view(np.float32)}
+
+
+def _clamp(ins: Instruction, value: Array, half: str) -> Array:
+    """Apply `.relu` and `.satfinite` before a value is narrowed to a half."""
+    if ins.has("relu"):
+        value = np.where(value > 0, value, np.where(np.isnan(value), value, np.float32(0)))
+    if ins.has("satfinite"):
+        limit = _LARGEST[half]
+        value = np.where(np.isnan(value), value, np.clip(value, -limit, limit))
+    return value
+
+
+@instruction("cvt.rnd{.relu}{.satfinite}.dtype.f32 d, a, b", source="PTX ISA 9.7.9.21",
+             evidence="manual-only", rnd="rn rz", dtype="f16x2 bf16x2")  # fmt: skip
+def cvt_packed_half(ins: Instruction) -> Inline:
+    """d = (a in the high half, b in the low half)."""
+    half, mode = ins["dtype"][:-2], ins["rnd"]
+    narrow = fp.f32_to_half[half]
+    shift = np.uint32(16)
+
+    def function(a: Array, b: Array) -> Array:
+        high = narrow(_clamp(ins, a, half), mode)
+        low = narrow(_clamp(ins, b, half), mode)
+        return high.astype(np.uint32) << shift | low
+
+    if half == "bf16" and mode == "rn" and not ins.has("relu") and not ins.has("satfinite"):
+        function = fp.pack_bf16x2
+    name = ins.program.bind(function, "cvt")
+    return ins.assign("d", f"{name}({ins.src('a', 'f32')}, {ins.src('b', 'f32')})", "b32")
+
+
+# --- tf32, fp8 and smaller ------------------------------------------------------------------------
+
+
+@instruction("cvt.rnd{.satfinite}.tf32.f32 d, a", "cvt.rnd.relu{.satfinite}.tf32.f32 d, a",
+             source="PTX ISA 9.7.9.21", evidence="manual-only", rnd="rna rn rz")  # fmt: skip
+def cvt_tf32(ins: Instruction) -> Inline:
+    """d = a rounded to tf32."""
+    mode = ins["rnd"]
+
+    def function(a: Array) -> Array:
+        if ins.has("relu"):
+            a = np.where(np.isnan(a) | (a > 0), a, np.float32(0))
+        result = fp.f32_to_tf32(a, mode)
+        if ins.has("satfinite"):
+            finite = np.uint32(0x7F7FE000)
+            sign = result & np.uint32(0x80000000)
+            result = np.where((result & 0x7FFFFFFF) == 0x7F800000, sign | finite, result)
+        return result
+
+    name = ins.program.bind(function, "cvt")
+    return ins.assign("d", f"{name}({ins.src('a', 'f32')})", "b32")
+
+
+_FP8 = "e4m3x2 e5m2x2"
+_SMALL = "e2m1x2 e2m3x2 e3m2x2"
+
+
+@instruction("cvt.rn.satfinite{.relu}.dtype.f32 d, a, b", source="PTX ISA 9.7.9.21",
+             evidence="manual-only", dtype=f"{_FP8} {_SMALL}")  # fmt: skip
+def cvt_to_small_pair(ins: Instruction) -> Inline:
+    """d = (a in the high, b in the low element) of an 8-bit or smaller float format."""
+    kind = ins["dtype"][:-2]
+    narrow, relu = fp.SMALL_FLOATS[kind].narrow_saturating, ins.has("relu")
+    bits = 4 if kind == "e2m1" else 8
+
+    def function(a: Array, b: Array) -> Array:
+        high = narrow(a, relu).astype(np.uint16) << bits
+        return (high | narrow(b, relu)).astype(np.uint8 if bits == 4 else np.uint16)
+
+    name = ins.program.bind(function, "cvt")
+    sources = f"{ins.src('a', 'f32')}, {ins.src('b', 'f32')}"
+    return ins.assign("d", f"{name}({sources})", "b8" if bits == 4 else "b16")
+
+
+@instruction("cvt.rn.satfinite{.relu}.dtype.atype d, a", source="PTX ISA 9.7.9.21",
+             evidence="manual-only", dtype=_FP8, atype="f16x2 bf16x2")  # fmt: skip
+def cvt_half_pair_to_fp8(ins: Instruction) -> Inline:
+    """d = two fp8 values from two halves."""
+    small, relu = fp.SMALL_FLOATS[ins["dtype"][:-2]], ins.has("relu")
+    widen = fp.half_to_f32[ins["atype"][:-2]]
+
+    def function(a: Array) -> Array:
+        return small.narrow_saturating(widen(a.view(np.uint16)), relu).view(np.uint16)
+
+    name = ins.program.bind(function, "cvt")
+    return ins.assign("d", f"{name}({ins.src('a', 'b32')})", "b16")
+
+
+@instruction("cvt.rn{.relu}.dtype.atype d, a", source="PTX ISA 9.7.9.21", evidence="manual-only",
+             dtype="f16x2", atype=f"{_FP8} e2m3x2 e3m2x2")  # fmt: skip
+def cvt_fp8_pair_to_half(ins: Instruction) -> Inline:
+    """d = two f16 values from two fp8 or fp6 values, exactly."""
+    small, relu = fp.SMALL_FLOATS[ins["atype"][:-2]], ins.has("relu")
+    # 6-bit elements sit in the low bits of a byte
+    mask = np.uint8(0xFF if ins["atype"] in _FP8 else 0x3F)
+
+    def function(a: Array) -> Array:
+        value = small.widen(a.view(np.uint8) & mask)
+        if relu:
+            value = np.where(np.isnan(value) | (value > 0), value, np.float32(0))
+        return fp.f32_to_f16(value).view(np.uint32)
+
+    name = ins.program.bind(function, "cvt")
+    return ins.assign("d", f"{name}({ins.src('a', 'b16')})", "b32")
+
+
+@instruction("cvt.rn{.relu}.f16x2.e2m1x2 d, a", source="PTX ISA 9.7.9.21", evidence="manual-only")
+def cvt_fp4_pair_to_half(ins: Instruction) -> Inline:
+    """d = two f16 values from the two e2m1 values of a byte, exactly."""
+    relu = ins.has("relu")
+
+    def function(a: Array) -> Array:
+        codes = np.stack((a & 15, a >> 4), axis=1)
+        value = fp.E2M1.widen(codes)
+        if relu:
+            value = np.where(value > 0, value, np.float32(0))
+        return value.astype(np.float16).view(np.uint32).ravel()
+
+    name = ins.program.bind(function, "cvt")
+    return ins.assign("d", f"{name}({ins.src('a', 'b8')})", "b32")
+
+
+@instruction("cvt.rnd{.satfinite}.ue8m0x2.f32 d, a, b", source="PTX ISA 9.7.9.21",
+             evidence="manual-only", rnd="rz rp")  # fmt: skip
+def cvt_to_ue8m0(ins: Instruction) -> Inline:
+    """d = exponents of |a| (high byte) and |b|."""
+    up = ins["rnd"] == "rp"
+
+    def one(value: Array) -> Array:
+        pattern = value.view(np.uint32) & np.uint32(0x7FFFFFFF)
+        exponent = (pattern >> 23).astype(np.int64)
+        exponent += up & ((pattern & 0x7FFFFF) != 0)
+        return np.where(np.isnan(value), 255, np.clip(exponent, 0, 254)).astype(np.uint16)
+
+    name = ins.program.bind(lambda a, b: one(a) << np.uint16(8) | one(b), "cvt")
+    return ins.assign("d", f"{name}({ins.src('a', 'f32')}, {ins.src('b', 'f32')})", "b16")
+
+
+@instruction("cvt.rn.bf16x2.ue8m0x2 d, a", source="PTX ISA 9.7.9.21", evidence="manual-only")
+def cvt_from_ue8m0(ins: Instruction) -> Inline:
+    """d = two bf16 powers of two, exactly."""
+
+    def function(a: Array) -> Array:
+        exponent = a.view(np.uint8).astype(np.uint16)
+        half = np.where(exponent == 0, np.uint16(0x40), exponent << np.uint16(7))
+        return np.where(exponent == 255, np.uint16(0x7FFF), half).astype(np.uint16).view(np.uint32)
+
+    name = ins.program.bind(function, "cvt")
+    return ins.assign("d", f"{name}({ins.src('a', 'b16')})", "b32")
+
+
+@instruction("cvt.pack.sat.dtype.s32 d, a, b", source="PTX ISA 9.7.9.22", evidence="manual-only",
+             dtype="u16 s16")  # fmt: skip
+def cvt_pack(ins: Instruction) -> Inline:
+    """d = (a clamped in the high half, b clamped in the low half)."""
+    low, high = _limits(ins["dtype"])
+
+    def function(a: Array, b: Array) -> Array:
+        upper = (np.clip(a, low, high).astype(np.int64) & 0xFFFF) << 16
+        return (upper | np.clip(b, low, high).astype(np.int64) & 0xFFFF).astype(np.uint32)
+
+    name = ins.program.bind(function, "cvt")
+    return ins.assign("d", f"{name}({ins.src('a', 's32')}, {ins.src('b', 's32')})", "b32")
+
+
+@instruction("cvt.pack.sat.dtype.s32.b32 d, a, b, c", source="PTX ISA 9.7.9.22",
+             evidence="manual-only", dtype="u8 s8")  # fmt: skip
+def cvt_pack_bytes(ins: Instruction) -> Inline:
+    """d = c shifted up by two bytes, with a and b clamped in the low bytes."""
+    low, high = _limits(ins["dtype"])
+
+    def function(a: Array, b: Array, c: Array) -> Array:
+        upper = (np.clip(a, low, high).astype(np.int64) & 0xFF) << 8
+        pair = upper | np.clip(b, low, high).astype(np.int64) & 0xFF
+        return ((c.astype(np.int64) << 16 | pair) & 0xFFFFFFFF).astype(np.uint32)
+
+    name = ins.program.bind(function, "cvt")
+    sources = f"{ins.src('a', 's32')}, {ins.src('b', 's32')}, {ins.src('c', 'u32')}"
+    return ins.assign("d", f"{name}({sources})", "b32")

@@ -1,0 +1,423 @@
+"""float32, float64 and packed f32x2 arithmetic, and the special-function unit (MUFU).
+
+Lives here: instructions. Not here: rounding (`bits.py`), halves (`half.py`). Invariant: bit-exact
+with IEEE 754 and the manual, NaN patterns included, except the `.approx` functions, whose model
+is the float64 result rounded to float32 (each within its bound in the manual).
+Source: PTX ISA 9.7.3.
+"""
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from fovea.emulator.isa import instruction
+from fovea.emulator.isa import bits as fp
+from fovea.emulator.isa.instruction import Array, Inline, Instruction
+
+_MODES = "rn rz rm rp"
+
+
+def _finish(ins: Instruction, function: Callable[..., Array]) -> Callable[..., Array]:
+    """Wrap a float32 function with the `.ftz` and `.sat` of an instruction."""
+    has_ftz, has_sat = ins.has("ftz"), ins.has("sat")
+    if not has_ftz and not has_sat:
+        return function
+    flush, saturate = fp.flush_f32, fp.saturate
+
+    def wrapped(*operands: Array) -> Array:
+        if has_ftz:
+            operands = tuple(flush(operand) for operand in operands)
+        result = function(*operands)
+        if has_sat:
+            result = saturate(result)
+        return flush(result) if has_ftz else result
+
+    return wrapped
+
+
+def _apply(ins: Instruction, function: Callable[..., Array], operands: str, t: str) -> Inline:
+    name = ins.program.bind(function, "f")
+    sources = ", ".join(ins.src(operand, t) for operand in operands.split())
+    return ins.assign("d", f"{name}({sources})", t)
+
+
+def _mode(ins: Instruction) -> str:
+    return ins["rnd"] or "rn"
+
+
+# --- float32 ------------------------------------------------------------------------------------
+
+_PLAIN = {"add": "+", "sub": "-", "mul": "*"}
+
+
+def _directed(name: str, mode: str) -> Callable[[Array, Array], Array]:
+    if name == "mul":
+        return lambda a, b: fp.mul_f32_mode(a, b, mode)
+    if name == "sub":
+        return lambda a, b: fp.add_f32_mode(a, -b, mode)
+    return lambda a, b: fp.add_f32_mode(a, b, mode)
+
+
+def _nearest(name: str) -> Callable[[Array, Array], Array]:
+    ufunc = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[name]
+
+    def function(a: Array, b: Array) -> Array:
+        result = ufunc(a, b)
+        check = result.dot(result)
+        return fp.canonical_f32(result) if check != check else result
+
+    return function
+
+
+@instruction("add{.rnd}{.ftz}{.sat}.f32 d, a, b", "sub{.rnd}{.ftz}{.sat}.f32 d, a, b",
+             "mul{.rnd}{.ftz}{.sat}.f32 d, a, b", source="PTX ISA 9.7.3.3-5",
+             evidence="manual-only", rnd=_MODES)  # fmt: skip
+def add_sub_mul(ins: Instruction) -> Inline:
+    """d = a op b, rounded once."""
+    name, mode = ins.opcode.split(".")[0], _mode(ins)
+    if mode == "rn" and not ins.has("ftz") and not ins.has("sat"):
+        a, b = ins.src("a", "f32"), ins.src("b", "f32")
+        canonical = ins.program.bind(fp.canonical_f32, "f")
+        setup = (
+            f"v = {a} {_PLAIN[name]} {b}",
+            "s = v.dot(v)",  # NaN exactly if a lane is: one reduction, no temporary
+            f"if s != s: v = {canonical}(v)",
+        )
+        return Inline(ins.result("d", "v", "f32"), setup)
+    function = _nearest(name) if mode == "rn" else _directed(name, mode)
+    return _apply(ins, _finish(ins, function), "a b", "f32")
+
+
+@instruction("fma.rnd{.ftz}{.sat}.f32 d, a, b, c", "mad{.rnd}{.ftz}{.sat}.f32 d, a, b, c",
+             source="PTX ISA 9.7.3.6-7", evidence="manual-only", rnd=_MODES)  # fmt: skip
+def fma(ins: Instruction) -> Inline:
+    """d = a * b + c, rounded once."""
+    mode = _mode(ins)
+    if mode == "rn":
+        function: Callable[..., Array] = fp.fma_f32
+    else:
+        function = lambda a, b, c: fp.fma_f32_mode(a, b, c, mode)  # noqa: E731
+    return _apply(ins, _finish(ins, function), "a b c", "f32")
+
+
+def _divide(a: Array, b: Array, mode: str) -> Array:
+    result = a / b
+    if mode != "rn":
+        wide = a.astype(np.float64) / b  # correctly rounded to 53 bits: never hides inexactness
+        residue = np.sign(wide - result.astype(np.float64))
+        exact = wide * b == a
+        residue = np.where((residue == 0) & ~exact, _residue(a, b, result), residue)
+        moved = fp.towards(result, residue, mode)
+        result = np.where(np.isfinite(wide), moved, result)
+    return fp.canonical_f32(result) if np.isnan(result).any() else result
+
+
+def _residue(a: Array, b: Array, quotient: Array) -> Array:
+    """Return the sign of a / b - quotient from the exact remainder."""
+    remainder = a.astype(np.float64) - quotient.astype(np.float64) * b
+    return np.sign(remainder) * np.sign(b)
+
+
+@instruction("div.rnd{.ftz}.f32 d, a, b", source="PTX ISA 9.7.3.8", evidence="manual-only",
+             rnd=_MODES)  # fmt: skip
+def div(ins: Instruction) -> Inline:
+    """d = a / b, rounded once."""
+    mode = _mode(ins)
+    return _apply(ins, _finish(ins, lambda a, b: _divide(a, b, mode)), "a b", "f32")
+
+
+@instruction("div.precision{.ftz}.f32 d, a, b", source="PTX ISA 9.7.3.8", evidence="inferred",
+             kind="mufu", precision="full approx")  # fmt: skip
+def div_approx(ins: Instruction) -> Inline:
+    """d = a / b within 2 ulp; modelled as correctly rounded."""
+    return _apply(ins, _finish(ins, lambda a, b: _divide(a, b, "rn")), "a b", "f32")
+
+
+@instruction("abs{.ftz}.f32 d, a", "neg{.ftz}.f32 d, a", source="PTX ISA 9.7.3.9-10",
+             evidence="manual-only")  # fmt: skip
+def abs_neg(ins: Instruction) -> Inline:
+    """d = |a| or -a; the sign bit alone changes."""
+    is_abs = ins.opcode.startswith("abs")
+
+    def function(a: Array) -> Array:
+        pattern = a.view(np.uint32)
+        result = pattern & np.uint32(0x7FFFFFFF) if is_abs else pattern ^ np.uint32(0x80000000)
+        return result.view(np.float32)
+
+    return _apply(ins, _finish(ins, function), "a", "f32")
+
+
+@instruction("copysign.type d, a, b", source="PTX ISA 9.7.3.2", evidence="manual-only",
+             type="f32 f64")  # fmt: skip
+def copysign(ins: Instruction) -> Inline:
+    """d = magnitude of b with the sign of a."""
+    return _apply(ins, lambda a, b: np.copysign(b, a), "a b", ins["type"])
+
+
+def choose_f32(is_max: bool, keeps_nan: bool) -> Callable[[Array, Array], Array]:
+    """Return min or max: -0 < +0; NaN only if both are NaN, or (`.NaN`) if one is."""
+    choose = np.fmax if is_max else np.fmin
+
+    def function(a: Array, b: Array) -> Array:
+        result = choose(a, b)
+        if not result.all():
+            pattern = a.view(np.uint32) & b.view(np.uint32)
+            if not is_max:
+                pattern = a.view(np.uint32) | b.view(np.uint32)
+            result = np.where((a == 0) & (b == 0), pattern.view(np.float32), result)
+        if keeps_nan:
+            result = np.where(np.isnan(a) | np.isnan(b), np.float32(np.nan), result)
+        check = result.dot(result)
+        return fp.canonical_f32(result) if check != check else result
+
+    return function
+
+
+@instruction("min{.ftz}{.NaN}{.xorsign.abs}.f32 d, a, b{, c}",
+             "max{.ftz}{.NaN}{.xorsign.abs}.f32 d, a, b{, c}", source="PTX ISA 9.7.3.11-12",
+             evidence="manual-only")  # fmt: skip
+def minimum_maximum(ins: Instruction) -> Inline:
+    """d = min or max; three operands on sm_100."""
+    function: Callable[..., Array] = choose_f32(ins.opcode.startswith("max"), ins.has("NaN"))
+    pair = function
+    if ins.has("xorsign"):
+        def function(a: Array, b: Array) -> Array:  # noqa: F811
+            sign = (a.view(np.uint32) ^ b.view(np.uint32)) & np.uint32(0x80000000)
+            chosen = pair(np.abs(a), np.abs(b))
+            return (chosen.view(np.uint32) & np.uint32(0x7FFFFFFF) | sign).view(np.float32)
+    if "c" in ins.operands:
+        inner = function
+        return _apply(
+            ins, _finish(ins, lambda a, b, c: inner(inner(a, b), c)), "a b c", "f32"
+        )
+    return _apply(ins, _finish(ins, function), "a b", "f32")
+
+
+@instruction("testp.op.type p, a", source="PTX ISA 9.7.3.1", evidence="manual-only",
+             op="finite infinite number notanumber normal subnormal", type="f32 f64")  # fmt: skip
+def testp(ins: Instruction) -> Inline:
+    """p = whether a has a property."""
+    t = ins["type"]
+    least = np.finfo(np.float32 if t == "f32" else np.float64).smallest_normal
+    function = {
+        "finite": np.isfinite,
+        "infinite": np.isinf,
+        "number": lambda a: ~np.isnan(a),
+        "notanumber": np.isnan,
+        "normal": lambda a: np.isfinite(a) & (np.abs(a) >= least),
+        "subnormal": lambda a: (np.abs(a) < least) & (a != 0),
+    }[ins["op"]]
+    name = ins.program.bind(function, "f")
+    return ins.assign("p", f"{name}({ins.src('a', t)})", "pred")
+
+
+# --- MUFU ---------------------------------------------------------------------------------------
+
+
+def _tanh_wide(a: Array) -> Array:
+    return np.tanh(a)
+
+
+_WIDE: dict[str, Callable[[Array], Array]] = {
+    "rcp": lambda a: 1.0 / a,
+    "rsqrt": lambda a: 1.0 / np.sqrt(a),
+    "sqrt": np.sqrt,
+    "ex2": np.exp2,
+    "lg2": np.log2,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tanh": _tanh_wide,
+}
+
+
+def mufu(name: str) -> Callable[[Array], Array]:
+    """Return the model of a MUFU function: float64, rounded to float32."""
+    wide = _WIDE[name]
+
+    def function(a: Array) -> Array:
+        result = wide(a.astype(np.float64)).astype(np.float32)
+        check = result.dot(result)
+        return fp.canonical_f32(result) if check != check else result
+
+    return function
+
+
+@instruction("rcp.approx{.ftz}.f32 d, a", "rsqrt.approx{.ftz}.f32 d, a",
+             "sqrt.approx{.ftz}.f32 d, a", "ex2.approx{.ftz}.f32 d, a",
+             "lg2.approx{.ftz}.f32 d, a", "sin.approx{.ftz}.f32 d, a",
+             "cos.approx{.ftz}.f32 d, a", "tanh.approx.f32 d, a",
+             source="PTX ISA 9.7.3.13-22", evidence="inferred", kind="mufu")  # fmt: skip
+def special_function(ins: Instruction) -> Inline:
+    """d = the function, within the manual's bound."""
+    return _apply(ins, _finish(ins, mufu(ins.opcode.split(".")[0])), "a", "f32")
+
+
+@instruction("rcp.rnd{.ftz}.f32 d, a", source="PTX ISA 9.7.3.13", evidence="manual-only",
+             rnd=_MODES)  # fmt: skip
+def rcp(ins: Instruction) -> Inline:
+    """d = 1 / a, rounded once."""
+    mode = _mode(ins)
+    one = np.ones(32, np.float32)
+    return _apply(ins, _finish(ins, lambda a: _divide(one, a, mode)), "a", "f32")
+
+
+def _square_root(a: Array, mode: str) -> Array:
+    result = np.sqrt(a)
+    if mode != "rn":
+        wide = np.sqrt(a.astype(np.float64))
+        squared = result.astype(np.float64) ** 2  # exact: 48 bits
+        residue = np.sign(a.astype(np.float64) - squared)
+        result = np.where(np.isfinite(wide), fp.towards(result, residue, mode), result)
+    return fp.canonical_f32(result) if np.isnan(result).any() else result
+
+
+@instruction("sqrt.rnd{.ftz}.f32 d, a", source="PTX ISA 9.7.3.15", evidence="manual-only",
+             rnd=_MODES)  # fmt: skip
+def sqrt(ins: Instruction) -> Inline:
+    """d = square root of a, rounded once."""
+    mode = _mode(ins)
+    return _apply(ins, _finish(ins, lambda a: _square_root(a, mode)), "a", "f32")
+
+
+# --- f32x2 --------------------------------------------------------------------------------------
+
+
+def _packed(function: Callable[..., Array]) -> Callable[..., Array]:
+    """Return a function of 64-bit pairs from a function of float32 arrays of any length."""
+    return lambda *pairs: function(*(pair.view(np.float32) for pair in pairs)).view(np.uint64)
+
+
+@instruction("add{.rnd}{.ftz}.f32x2 d, a, b", "sub{.rnd}{.ftz}.f32x2 d, a, b",
+             "mul{.rnd}{.ftz}.f32x2 d, a, b", source="PTX ISA 9.7.3.3-5", evidence="manual-only",
+             targets="sm_100,sm_100a,sm_100f,sm_103,sm_103a,sm_103f,sm_101a,sm_110,sm_110a,sm_120,"
+             "sm_120a", rnd=_MODES)  # fmt: skip
+def add_sub_mul_x2(ins: Instruction) -> Inline:
+    """Both halves of d = a op b."""
+    name, mode = ins.opcode.split(".")[0], _mode(ins)
+    function = _nearest(name) if mode == "rn" else _directed(name, mode)
+    return _apply(ins, _packed(_finish(ins, function)), "a b", "b64")
+
+
+@instruction("fma.rnd{.ftz}.f32x2 d, a, b, c", source="PTX ISA 9.7.3.6", evidence="manual-only",
+             targets="sm_100,sm_100a,sm_100f,sm_103,sm_103a,sm_103f,sm_101a,sm_110,sm_110a,sm_120,"
+             "sm_120a", rnd=_MODES)  # fmt: skip
+def fma_x2(ins: Instruction) -> Inline:
+    """Both halves of d = a * b + c."""
+    mode = _mode(ins)
+    function: Callable[..., Array] = (
+        fp.fma_f32 if mode == "rn" else lambda a, b, c: fp.fma_f32_mode(a, b, c, mode)
+    )
+    return _apply(ins, _packed(_finish(ins, function)), "a b c", "b64")
+
+
+# --- float64 ------------------------------------------------------------------------------------
+
+
+def _exact_f64(name: str, a: Array, b: Array, c: Array | None, mode: str) -> Array:
+    """Return a float64 operation rounded once in any mode, lane by lane with exact fractions."""
+    nearest = {"add": a + b, "mul": a * b, "fma": a * b + (c if c is not None else 0)}[name]
+    result = nearest.copy()
+    third = c if c is not None else np.zeros_like(a)
+    finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(third)
+    for lane in np.flatnonzero(finite).tolist():
+        x, y, z = Fraction(float(a[lane])), Fraction(float(b[lane])), Fraction(float(third[lane]))
+        exact = x + y if name == "add" else x * y + z if name == "fma" else x * y
+        if exact != 0:
+            result[lane] = round_fraction(exact, mode)
+        elif mode == "rm" and name != "mul" and (x != 0 or y != 0):
+            result[lane] = -0.0
+    return fp.canonical_f64(result) if np.isnan(result).any() else result
+
+
+def round_fraction(exact: Fraction, mode: str) -> float:
+    """Return an exact fraction rounded to float64."""
+    try:
+        nearest = exact.numerator / exact.denominator
+    except OverflowError:
+        nearest = float("inf") if exact > 0 else float("-inf")
+    if mode == "rn":
+        return nearest
+    if nearest in (float("inf"), float("-inf")):
+        difference = -1 if nearest > 0 else 1
+    else:
+        gap = exact - Fraction(nearest)
+        difference = (gap > 0) - (gap < 0)
+    moved = fp.towards(np.array([nearest]), np.array([difference]), mode)
+    return float(moved[0])
+
+
+@instruction("add{.rnd}.f64 d, a, b", "sub{.rnd}.f64 d, a, b", "mul{.rnd}.f64 d, a, b",
+             source="PTX ISA 9.7.3.3-5", evidence="manual-only", rnd=_MODES)  # fmt: skip
+def add_sub_mul_f64(ins: Instruction) -> Inline:
+    """d = a op b in double precision."""
+    name, mode = ins.opcode.split(".")[0], _mode(ins)
+    ufunc = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[name]
+
+    def nearest(a: Array, b: Array) -> Array:
+        result = ufunc(a, b)
+        return fp.canonical_f64(result) if np.isnan(result).any() else result
+
+    def directed(a: Array, b: Array) -> Array:
+        if name == "sub":
+            return _exact_f64("add", a, -b, None, mode)
+        return _exact_f64(name, a, b, None, mode)
+
+    return _apply(ins, nearest if mode == "rn" else directed, "a b", "f64")
+
+
+@instruction("fma.rnd.f64 d, a, b, c", "mad.rnd.f64 d, a, b, c", source="PTX ISA 9.7.3.6-7",
+             evidence="manual-only", rnd=_MODES)  # fmt: skip
+def fma_f64(ins: Instruction) -> Inline:
+    """d = a * b + c in double precision, rounded once."""
+    mode = _mode(ins)
+    return _apply(ins, lambda a, b, c: _exact_f64("fma", a, b, c, mode), "a b c", "f64")
+
+
+def _unary_f64(ufunc: Any) -> Callable[..., Array]:
+    def function(*operands: Array) -> Array:
+        result = ufunc(*operands)
+        return fp.canonical_f64(result) if np.isnan(result).any() else result
+
+    return function
+
+
+@instruction("div.rn.f64 d, a, b", source="PTX ISA 9.7.3.8", evidence="manual-only")
+def div_f64(ins: Instruction) -> Inline:
+    """d = a / b in double precision."""
+    return _apply(ins, _unary_f64(np.divide), "a b", "f64")
+
+
+@instruction("sqrt.rn.f64 d, a", source="PTX ISA 9.7.3.15", evidence="manual-only")
+def sqrt_f64(ins: Instruction) -> Inline:
+    """d = square root of a in double precision."""
+    return _apply(ins, _unary_f64(np.sqrt), "a", "f64")
+
+
+@instruction("rcp.rn.f64 d, a", source="PTX ISA 9.7.3.13", evidence="manual-only")
+def rcp_f64(ins: Instruction) -> Inline:
+    """d = 1 / a in double precision."""
+    return _apply(ins, _unary_f64(np.reciprocal), "a", "f64")
+
+
+@instruction("abs.f64 d, a", "neg.f64 d, a", source="PTX ISA 9.7.3.9-10", evidence="manual-only")
+def abs_neg_f64(ins: Instruction) -> Inline:
+    """d = |a| or -a in double precision."""
+    return _apply(ins, np.abs if ins.opcode.startswith("abs") else np.negative, "a", "f64")
+
+
+@instruction("min.f64 d, a, b", "max.f64 d, a, b", source="PTX ISA 9.7.3.11-12",
+             evidence="manual-only")  # fmt: skip
+def minimum_maximum_f64(ins: Instruction) -> Inline:
+    """d = min or max in double precision."""
+    is_max = ins.opcode.startswith("max")
+    choose = np.fmax if is_max else np.fmin
+
+    def function(a: Array, b: Array) -> Array:
+        result = choose(a, b)
+        x, y = a.view(np.uint64), b.view(np.uint64)
+        zero = (x & y if is_max else x | y).view(np.float64)
+        return np.where((a == 0) & (b == 0), zero, result)
+
+    return _apply(ins, _unary_f64(function), "a b", "f64")

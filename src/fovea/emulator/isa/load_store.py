@@ -1,0 +1,341 @@
+"""ld, st, and the hints that go with them.
+
+Lives here: addresses of lanes to segments, vectors, caches. Not here: bounds and races
+(`machine/memory.py`). Invariant: an address of a state space stays in that space; a generic
+address may lead each lane to another segment.
+Source: PTX ISA 9.7.9.8-13.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fovea.emulator.errors import OutOfBounds
+from fovea.emulator.isa import instruction
+from fovea.emulator.isa.instruction import ALL_LANES, Array, Inline, Instruction, merge
+from fovea.emulator.machine.memory import LOCAL_WINDOW, RANK_SHIFT, WINDOW_SHIFT, Segment
+from fovea.emulator.ptx import syntax
+from fovea.emulator.ptx.types import LANES, is_signed, size_bytes
+
+_TYPES = "b8 b16 b32 b64 u8 u16 u32 u64 s8 s16 s32 s64 f32 f64"
+_SPACES = "global shared shared::cta shared::cluster local param param::entry const"
+_LD = dict(
+    space=_SPACES,
+    vec="v2 v4 v8",
+    type=_TYPES + " b128",
+    cop="ca cg cs lu cv",
+    scope="cta cluster gpu sys",
+    eviction="L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate",
+    eviction2="L2::evict_normal L2::evict_first L2::evict_last",
+    prefetch="L2::64B L2::128B L2::256B",
+)
+_ST = {**_LD, "cop": "wb cg cs wt"}
+_OWN_SHARED = ("shared", "shared::cta")
+
+Groups = list[tuple[Segment, Array, Array | None]]
+
+
+def _segments_of(ins: Instruction, space: str) -> Callable[[Any, Array, Array], Groups]:
+    """Return a function from addresses of active lanes to (segment, offsets, lane positions)."""
+    if space in _OWN_SHARED:
+        shift = np.uint32(RANK_SHIFT)
+
+        def own(w: Any, addresses: Array, mask: Array) -> Groups:
+            cta = w.cta
+            return [(cta.shared, addresses.astype(np.uint32) ^ (np.uint32(cta.rank) << shift), None)]
+
+        return own
+    if space == "shared::cluster":
+        return lambda w, addresses, mask: _remote(ins, w, addresses, mask)
+    if space == "local":
+        return lambda w, addresses, mask: [_local(w, addresses, mask)]
+    if space.startswith("param"):
+        return lambda w, addresses, mask: [(w.machine.parameters, addresses, None)]
+    if space == "const":
+        low = np.uint64((1 << WINDOW_SHIFT) - 1)
+        return lambda w, addresses, mask: [(w.machine.constants, addresses & low, None)]
+    return lambda w, addresses, mask: _generic(ins, w, addresses, mask, space)
+
+
+def _remote(ins: Instruction, w: Any, addresses: Array, mask: Array) -> Groups:
+    ranks = (addresses >> np.uint64(RANK_SHIFT)).astype(np.int64)
+    low = np.uint64((1 << RANK_SHIFT) - 1)
+    groups: Groups = []
+    distinct = set(ranks.tolist())
+    for rank in sorted(distinct):
+        cta = w.cta.cluster.cta_of(rank << RANK_SHIFT)
+        if cta is None:
+            raise _no_such(ins, w, addresses, mask, int(np.argmax(ranks == rank)), "shared")
+        chosen = None if len(distinct) == 1 else np.flatnonzero(ranks == rank)
+        part = addresses if chosen is None else addresses[chosen]
+        groups.append((cta.shared, (part & low).astype(np.uint32), chosen))
+    return groups
+
+
+def _local(w: Any, addresses: Array, mask: Array) -> tuple[Segment, Array, Array | None]:
+    size = w.machine.program.local_bytes
+    if w.local is None:
+        w.local = Segment("local memory", "local", np.zeros(LANES * size, np.uint8), 0)
+        if w.machine.options.detect_uninitialised:
+            w.local.track_initialised()
+    lanes = np.arange(LANES, dtype=np.uint64)
+    lanes = lanes if mask is ALL_LANES else lanes[mask]
+    offsets = addresses & np.uint64((1 << WINDOW_SHIFT) - 1)
+    outside = offsets >= size
+    # an offset past the thread's own memory must not reach its neighbour's
+    return w.local, np.where(outside, np.uint64(LANES * size), lanes * np.uint64(size) + offsets), None
+
+
+def _generic(ins: Instruction, w: Any, addresses: Array, mask: Array, space: str) -> Groups:
+    if not len(addresses):
+        return []
+    machine = w.machine
+    first, last = int(addresses.min()), int(addresses.max())
+    segment = machine.memory.find(first)
+    if segment is not None and last < segment.base + len(segment.data):
+        return [(segment, addresses - np.uint64(segment.base), None)]
+    groups: dict[int, tuple[Segment, list[int], list[int]]] = {}
+    for position, address in enumerate(addresses.tolist()):
+        if space == "global" and address >> WINDOW_SHIFT:
+            raise _no_such(ins, w, addresses, mask, position, "global")
+        if address >> WINDOW_SHIFT == LOCAL_WINDOW >> WINDOW_SHIFT:
+            lane = position if mask is ALL_LANES else int(np.flatnonzero(mask)[position])
+            _local(w, addresses[:0], mask)
+            size = machine.program.local_bytes
+            offset = address & ((1 << WINDOW_SHIFT) - 1)
+            found = (w.local, lane * size + offset if offset < size else LANES * size)
+        else:
+            found = machine.segment(w, address)
+        if found is None:
+            raise _no_such(ins, w, addresses, mask, position, space or "generic")
+        group = groups.setdefault(id(found[0]), (found[0], [], []))
+        group[1].append(found[1])
+        group[2].append(position)
+    return [
+        (segment, np.array(offsets, np.uint64), np.array(positions))
+        for segment, offsets, positions in groups.values()
+    ]
+
+
+def _no_such(
+    ins: Instruction, w: Any, addresses: Array, mask: Array, position: int, space: str
+) -> OutOfBounds:
+    address = int(addresses[position])
+    lane = position if mask is ALL_LANES else int(np.flatnonzero(mask)[position])
+    near = w.machine.memory.nearest(address) if not address >> WINDOW_SHIFT else "no such window"
+    return OutOfBounds(
+        f"nothing lies at this address: {near}",
+        w.where(ins, lane=lane, address=address, space=space),
+    )
+
+
+def _spread(values: Array, mask: Array) -> Array:
+    """Put values of active lanes at their places among 32 (zero elsewhere)."""
+    full = np.zeros((len(values), LANES), values.dtype)
+    full[:, mask] = values
+    return full
+
+
+def load_lanes(
+    ins: Instruction, name: str, space: str, item: int, count: int
+) -> Callable[[Any, Array], Array]:
+    """Return `load(warp, mask) -> (count, 32)` unsigned values at a memory operand."""
+    address = ins.address(name)
+    segments = _segments_of(ins, space)
+
+    def load(w: Any, mask: Array) -> Array:
+        addresses = address(w)
+        if mask is not ALL_LANES:
+            addresses = addresses[mask]
+        access = w.touch(ins, mask)
+        groups = segments(w, addresses, mask)
+        if len(groups) == 1 and groups[0][2] is None:
+            values = groups[0][0].load(groups[0][1], item, count, access)
+        else:
+            values = np.zeros((count, len(addresses)), f"u{item}")
+            for segment, offsets, positions in groups:
+                values[:, positions] = segment.load(offsets, item, count, access)
+        return values if mask is ALL_LANES else _spread(values, mask)
+
+    return load
+
+
+def store_lanes(
+    ins: Instruction, name: str, space: str, item: int
+) -> Callable[[Any, Array, Array], None]:
+    """Return `store(warp, mask, (count, 32) values)` at a memory operand."""
+    address = ins.address(name)
+    segments = _segments_of(ins, space)
+
+    def store(w: Any, mask: Array, values: Array) -> None:
+        addresses = address(w)
+        if mask is not ALL_LANES:
+            addresses, values = addresses[mask], values[:, mask]
+        access = w.touch(ins, mask)
+        w.machine.writes += 1
+        for segment, offsets, positions in segments(w, addresses, mask):
+            part = values if positions is None else values[:, positions]
+            segment.store(offsets, part, item, access)
+
+    return store
+
+
+# --- ld -----------------------------------------------------------------------------------------
+
+
+@instruction(
+    "ld{.weak}{.space}{.cop}{.eviction}{.eviction2}{.L2::cache_hint}{.prefetch}{.vec}.type"
+    " d, [a]{, cache-policy}",
+    "ld{.weak}{.space}{.eviction}{.eviction2}{.L2::cache_hint}{.prefetch}{.nc}{.vec}.type"
+    " d, [a]{, cache-policy}",
+    "ld.volatile{.space}{.prefetch}{.vec}.type d, [a]",
+    "ld.relaxed.scope{.space}{.eviction}{.eviction2}{.L2::cache_hint}{.prefetch}{.vec}.type"
+    " d, [a]{, cache-policy}",
+    "ld.acquire.scope{.space}{.eviction}{.eviction2}{.L2::cache_hint}{.prefetch}{.vec}.type"
+    " d, [a]{, cache-policy}",
+    "ld.mmio.relaxed.sys{.global}.type d, [a]",
+    "ld.global{.cop}.nc{.eviction}{.eviction2}{.L2::cache_hint}{.prefetch}{.vec}.type"
+    " d, [a]{, cache-policy}",
+    "ldu{.space}{.vec}.type d, [a]",
+    source="PTX ISA 9.7.9.8-10", evidence="manual-only", kind="memory", **_LD,
+)  # fmt: skip
+def ld(ins: Instruction) -> Any:
+    """d = the value at [a]."""
+    ptx_type = ins["type"]
+    space = ins["space"] or ("global" if ins.has("global") else "")
+    if ptx_type == "b128":
+        return _ld_b128(ins, space)
+    count = len(ins.items("d"))
+    if count != int(ins["vec"][1:] or 1):
+        raise ins.error(f"d has {count} elements, the form has {ins['vec'] or 'one'}")
+    memory = ins.operands["a"]
+    if space.startswith("param") and isinstance(memory, syntax.Memory):
+        constant = _ld_parameter(ins, memory, ptx_type, count)
+        if constant is not None:
+            return constant
+    item = size_bytes(ptx_type)
+    load = load_lanes(ins, "a", space, item, count)
+    signed = f"s{8 * item}" if is_signed(ptx_type) else f"u{8 * item}"
+    if count > 1:
+        write_all = ins.write_vector("d", signed)
+        return lambda w, mask: write_all(w, mask, load(w, mask))
+    write = ins.write("d", signed)
+    return lambda w, mask: write(w, mask, load(w, mask)[0])
+
+
+def _ld_b128(ins: Instruction, space: str) -> Any:
+    load, write = load_lanes(ins, "a", space, 8, 2), ins.write("d", "b128")
+
+    def run(w: Any, mask: Array) -> None:
+        pair = np.ascontiguousarray(load(w, mask).T)
+        write(w, mask, pair.view(np.dtype((np.void, 16))).ravel())
+
+    return run
+
+
+def _ld_parameter(ins: Instruction, memory: syntax.Memory, ptx_type: str, count: int) -> Any:
+    """Return an action for a parameter at a constant offset: one value for all lanes."""
+    if not isinstance(memory.base, syntax.Symbol):
+        return None
+    space, base = ins.variable(memory.base.name)
+    if space != "param":
+        return None
+    offset, item = base + memory.offset, size_bytes(ptx_type)
+    signed = f"s{8 * item}" if is_signed(ptx_type) else f"u{8 * item}"
+    write_all = ins.write_vector("d", signed)
+    zeros = np.zeros(LANES, np.uint64)
+
+    def run(w: Any, mask: Array) -> None:
+        access = w.touch(ins, mask)
+        lane = zeros[:1] + np.uint64(offset)
+        values = w.machine.parameters.load(lane, item, count, access)
+        write_all(w, mask, np.repeat(values, LANES, axis=1))
+
+    return run
+
+
+# --- st -----------------------------------------------------------------------------------------
+
+
+@instruction(
+    "st{.weak}{.space}{.cop}{.eviction}{.eviction2}{.L2::cache_hint}{.vec}.type"
+    " [a], b{, cache-policy}",
+    "st.volatile{.space}{.vec}.type [a], b",
+    "st.relaxed.scope{.space}{.eviction}{.eviction2}{.L2::cache_hint}{.vec}.type"
+    " [a], b{, cache-policy}",
+    "st.release.scope{.space}{.eviction}{.eviction2}{.L2::cache_hint}{.vec}.type"
+    " [a], b{, cache-policy}",
+    "st.mmio.relaxed.sys{.global}.type [a], b",
+    source="PTX ISA 9.7.9.11", evidence="manual-only", kind="memory", **_ST,
+)  # fmt: skip
+def st(ins: Instruction) -> Any:
+    """[a] = b."""
+    ptx_type = ins["type"]
+    space = ins["space"] or ("global" if ins.has("global") else "")
+    if ptx_type == "b128":
+        store, read = store_lanes(ins, "a", space, 8), ins.read("b", "b128")
+        return lambda w, mask: store(
+            w, mask, np.ascontiguousarray(read(w).view(np.uint64).reshape(-1, 2).T)
+        )
+    count = len(ins.items("b"))
+    if count != int(ins["vec"][1:] or 1):
+        raise ins.error(f"b has {count} elements, the form has {ins['vec'] or 'one'}")
+    item = size_bytes(ptx_type)
+    store = store_lanes(ins, "a", space, item)
+    reads = [ins.read_operand(part, _raw(ins, part, ptx_type)) for part in ins.items("b")]
+    unsigned = np.dtype(f"u{item}")
+    if count == 1:
+        read = reads[0]
+        return lambda w, mask: store(w, mask, read(w).view(unsigned)[None])
+
+    def run(w: Any, mask: Array) -> None:
+        store(w, mask, np.array([read(w).view(unsigned) for read in reads]))
+
+    return run
+
+
+def _raw(ins: Instruction, operand: syntax.Operand, ptx_type: str) -> str:
+    """Return the type a stored operand is read as: raw bits, but a literal by its own type."""
+    if isinstance(operand, syntax.Register):
+        return f"u{8 * size_bytes(ptx_type)}"
+    return ptx_type
+
+
+# --- hints --------------------------------------------------------------------------------------
+
+
+@instruction("prefetch{.space}.level [a]", "prefetchu.L1 [a]",
+             "prefetch.global.level_evict [a]", "prefetch{.tensormap_space}.tensormap [a]",
+             "applypriority{.global}.L2::evict_normal [a], size",
+             source="PTX ISA 9.7.9.15-17", evidence="manual-only", kind="memory",
+             space="global local", level="L1 L2", tensormap_space="const param",
+             level_evict="L2::evict_last L2::evict_normal")  # fmt: skip
+@instruction("discard{.global}.L2 [a], size", source="PTX ISA 9.7.9.18", evidence="manual-only",
+             kind="memory")  # fmt: skip
+def hint(ins: Instruction) -> Any:
+    """Read the address and do nothing: caches are not modelled."""
+    address = ins.address("a")
+
+    def run(w: Any, mask: Array) -> None:
+        address(w)
+
+    return run
+
+
+@instruction("createpolicy.fractional.primary{.secondary}.b64 policy{, fraction}",
+             source="PTX ISA 9.7.9.19", evidence="manual-only",
+             primary="L2::evict_last L2::evict_normal L2::evict_first L2::evict_unchanged",
+             secondary="L2::evict_first L2::evict_unchanged")  # fmt: skip
+@instruction("createpolicy.range{.global}.primary{.secondary}.b64 policy, [a], size, total",
+             source="PTX ISA 9.7.9.19", evidence="manual-only",
+             primary="L2::evict_last L2::evict_normal L2::evict_first L2::evict_unchanged",
+             secondary="L2::evict_first L2::evict_unchanged")  # fmt: skip
+@instruction("createpolicy.cvt.L2.b64 policy, access-property", source="PTX ISA 9.7.9.19",
+             evidence="manual-only")  # fmt: skip
+def createpolicy(ins: Instruction) -> Inline:
+    """policy = an opaque value that the emulator never looks into."""
+    return ins.assign("policy", ins.program.constant(0x12F0000000000000, "b64"), "b64")
+
+
+__all__ = ["load_lanes", "merge", "store_lanes"]

@@ -1,0 +1,253 @@
+"""Exchanges within a warp: shfl, vote, match, redux, elect, activemask.
+
+Source: PTX ISA 9.7.9.5-6, 9.7.13.9-12. Invariant: a `.sync` form whose member mask does not equal
+the lanes that execute it together is a fault, not a silent guess.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from fovea.emulator.errors import IllegalOperand
+from fovea.emulator.isa import bits as fp
+from fovea.emulator.isa import instruction
+from fovea.emulator.isa.instruction import ALL_LANES, Array, Instruction
+from fovea.emulator.ptx.types import LANES
+
+_LANE = np.arange(LANES)
+_FULL = 0xFFFFFFFF
+
+
+def pack_mask(lanes: Array) -> int:
+    """Return 32 booleans as a bit mask."""
+    return int.from_bytes(np.packbits(lanes, bitorder="little").tobytes(), "little")
+
+
+def unpack_mask(bits: int) -> Array:
+    """Return a bit mask as 32 booleans."""
+    packed = np.frombuffer(bits.to_bytes(4, "little"), np.uint8)
+    return np.unpackbits(packed, bitorder="little").astype(np.bool_)
+
+
+def check_members(ins: Instruction, w: Any, mask: Array, members: Array) -> None:
+    """Raise unless the executing lanes are exactly the named members that have not exited.
+
+    Raises:
+        IllegalOperand: a member is elsewhere, or a lane that is no member executes.
+    """
+    wanted = int(members[0 if mask is ALL_LANES else int(mask.argmax())])
+    if mask is ALL_LANES and wanted == _FULL:
+        return
+    have, exited = pack_mask(mask), pack_mask(w.exited)
+    if have & ~wanted:
+        lane = (have & ~wanted).bit_length() - 1
+        raise IllegalOperand(
+            f"{ins.opcode} is executed by lane {lane}, which member mask {wanted:#010x} leaves out",
+            w.where(ins, lane=lane),
+        )
+    if wanted & ~have & ~exited:
+        raise IllegalOperand(
+            f"{ins.opcode} has member mask {wanted:#010x} but only lanes {have:#010x} execute it "
+            "together",
+            w.where(ins),
+        )
+
+
+@instruction("shfl.sync.mode.b32 d|p, a, b, c, membermask", source="PTX ISA 9.7.9.6",
+             evidence="manual-only", mode="up down bfly idx")  # fmt: skip
+def shfl_sync(ins: Instruction) -> Any:
+    """d = a of another lane; p = whether that lane is in range."""
+    read_a, read_b = ins.read("a", "u32"), ins.read("b", "u32")
+    read_c, read_members = ins.read("c", "u32"), ins.read("membermask", "u32")
+    write_d = ins.write("d", "u32")
+    write_p = ins.write("p", "pred") if "p" in ins.operands else None
+    mode = ins["mode"]
+
+    def run(w: Any, mask: Array) -> None:
+        check_members(ins, w, mask, read_members(w))
+        value = read_a(w)
+        source, valid = shuffle_lanes(mode, read_b(w), read_c(w))
+        if mask is not ALL_LANES:
+            inside = mask[source]
+            if (mask & valid & ~inside).any():
+                lane = int(np.argmax(mask & valid & ~inside))
+                raise IllegalOperand(
+                    f"{ins.opcode}: lane {lane} reads from lane {int(source[lane])}, which does "
+                    "not take part",
+                    w.where(ins, lane=lane),
+                )
+        write_d(w, mask, value[source])
+        if write_p is not None:
+            write_p(w, mask, valid)
+
+    return run
+
+
+_cache: dict[tuple[str, bytes, bytes], tuple[Array, Array]] = {}
+
+
+def shuffle_lanes(mode: str, b: Array, c: Array) -> tuple[Array, Array]:
+    """Return (source lane, whether in range) of each lane."""
+    key = (mode, b.tobytes(), c.tobytes())
+    found = _cache.get(key)
+    if found is None:
+        amount, clamp = b.astype(np.int64) & 31, c.astype(np.int64) & 31
+        segment = c.astype(np.int64) >> 8 & 31
+        low = _LANE & segment
+        high = low | clamp & ~segment
+        if mode == "up":
+            source = _LANE - amount
+            valid = source >= high
+        elif mode == "down":
+            source = _LANE + amount
+            valid = source <= high
+        elif mode == "bfly":
+            source = _LANE ^ amount
+            valid = source <= high
+        else:
+            source = low | amount & ~segment
+            valid = source <= high
+        found = np.where(valid, source, _LANE), valid
+        if len(_cache) < 4096:
+            _cache[key] = found
+    return found
+
+
+@instruction("vote.sync.mode.pred d, a, membermask", source="PTX ISA 9.7.13.10",
+             evidence="manual-only", mode="all any uni")  # fmt: skip
+def vote_sync(ins: Instruction) -> Any:
+    """d = whether all, any or equally many of the members' predicates hold."""
+    read_a, read_members = ins.read("a", "pred"), ins.read("membermask", "u32")
+    write, mode = ins.write("d", "pred"), ins["mode"]
+
+    def run(w: Any, mask: Array) -> None:
+        check_members(ins, w, mask, read_members(w))
+        chosen = read_a(w)[mask]
+        some, every = bool(chosen.any()), bool(chosen.all())
+        value = {"all": every, "any": some, "uni": every or not some}[mode]
+        write(w, mask, np.full(LANES, value))
+
+    return run
+
+
+@instruction("vote.sync.ballot.b32 d, a, membermask", source="PTX ISA 9.7.13.10",
+             evidence="manual-only")  # fmt: skip
+def vote_ballot(ins: Instruction) -> Any:
+    """d = bit mask of the members whose predicate holds."""
+    read_a, read_members = ins.read("a", "pred"), ins.read("membermask", "u32")
+    write = ins.write("d", "u32")
+
+    def run(w: Any, mask: Array) -> None:
+        check_members(ins, w, mask, read_members(w))
+        write(w, mask, np.full(LANES, pack_mask(read_a(w) & mask), np.uint32))
+
+    return run
+
+
+@instruction("activemask.b32 d", source="PTX ISA 9.7.13.12", evidence="manual-only")
+def activemask(ins: Instruction) -> Any:
+    """d = bit mask of the lanes that execute this together."""
+    write = ins.write("d", "u32")
+    return lambda w, mask: write(w, mask, np.full(LANES, pack_mask(mask), np.uint32))
+
+
+@instruction("elect.sync d|p, membermask", source="PTX ISA 9.7.13.15", evidence="manual-only",
+             kind="control")  # fmt: skip
+def elect_sync(ins: Instruction) -> Any:
+    """p holds in one member (the lowest here, as on silicon); d = its lane."""
+    read_members, write_p = ins.read("membermask", "u32"), ins.write("p", "pred")
+    write_d = ins.write("d", "u32")
+
+    def run(w: Any, mask: Array) -> None:
+        check_members(ins, w, mask, read_members(w))
+        leader = 0 if mask is ALL_LANES else int(mask.argmax())
+        write_p(w, mask, leader == _LANE)
+        write_d(w, mask, np.full(LANES, leader, np.uint32))
+
+    return run
+
+
+@instruction("match.any.sync.type d, a, membermask", source="PTX ISA 9.7.13.11",
+             evidence="manual-only", type="b32 b64")  # fmt: skip
+def match_any(ins: Instruction) -> Any:
+    """d = bit mask of the members with the same value."""
+    read_a, read_members = ins.read("a", ins["type"]), ins.read("membermask", "u32")
+    write = ins.write("d", "u32")
+
+    def run(w: Any, mask: Array) -> None:
+        check_members(ins, w, mask, read_members(w))
+        value = read_a(w)
+        equal = (value[:, None] == value[None, :]) & mask[None, :]
+        packed = np.packbits(equal, axis=1, bitorder="little")
+        write(w, mask, np.ascontiguousarray(packed).view(np.uint32).ravel())
+
+    return run
+
+
+@instruction("match.all.sync.type d|p, a, membermask", source="PTX ISA 9.7.13.11",
+             evidence="manual-only", type="b32 b64")  # fmt: skip
+def match_all(ins: Instruction) -> Any:
+    """d = the member mask if all values are equal, else 0; p says which."""
+    read_a, read_members = ins.read("a", ins["type"]), ins.read("membermask", "u32")
+    write_d = ins.write("d", "u32")
+    write_p = ins.write("p", "pred") if "p" in ins.operands else None
+
+    def run(w: Any, mask: Array) -> None:
+        check_members(ins, w, mask, read_members(w))
+        chosen = read_a(w)[mask]
+        same = bool((chosen == chosen[0]).all())
+        write_d(w, mask, np.full(LANES, pack_mask(mask) if same else 0, np.uint32))
+        if write_p is not None:
+            write_p(w, mask, np.full(LANES, same))
+
+    return run
+
+
+@instruction("redux.sync.op.type d, a, membermask", source="PTX ISA 9.7.13.13",
+             evidence="manual-only", op="add min max", type="u32 s32")  # fmt: skip
+@instruction("redux.sync.op.type d, a, membermask", source="PTX ISA 9.7.13.13",
+             evidence="manual-only", op="and or xor", type="b32")  # fmt: skip
+def redux_sync(ins: Instruction) -> Any:
+    """d = reduction of a over the members."""
+    t = ins["type"]
+    read_a, read_members = ins.read("a", t), ins.read("membermask", "u32")
+    write = ins.write("d", t)
+    reduce = {
+        "add": lambda v: v.sum(dtype=v.dtype),
+        "min": np.min,
+        "max": np.max,
+        "and": np.bitwise_and.reduce,
+        "or": np.bitwise_or.reduce,
+        "xor": np.bitwise_xor.reduce,
+    }[ins["op"]]
+
+    def run(w: Any, mask: Array) -> None:
+        check_members(ins, w, mask, read_members(w))
+        value = read_a(w)
+        write(w, mask, np.full(LANES, reduce(value[mask]), value.dtype))
+
+    return run
+
+
+@instruction("redux.sync.op{.abs}{.NaN}.f32 d, a, membermask", source="PTX ISA 9.7.13.13",
+             evidence="manual-only", targets="sm_100a,sm_100f,sm_103a,sm_103f", op="min max")  # fmt: skip
+def redux_sync_f32(ins: Instruction) -> Any:
+    """d = min or max of a over the members."""
+    read_a, read_members = ins.read("a", "f32"), ins.read("membermask", "u32")
+    write = ins.write("d", "f32")
+    is_max, use_abs, keeps_nan = ins["op"] == "max", ins.has("abs"), ins.has("NaN")
+
+    def run(w: Any, mask: Array) -> None:
+        check_members(ins, w, mask, read_members(w))
+        value = read_a(w)
+        chosen = np.abs(value[mask]) if use_abs else value[mask]
+        if np.isnan(chosen).all() or (keeps_nan and np.isnan(chosen).any()):
+            result = fp.canonical_f32(np.full(1, np.nan, np.float32))[0]
+        else:
+            # a sum with the sign as tie break orders -0 below +0
+            kept = chosen[~np.isnan(chosen)]
+            order = np.lexsort((~np.signbit(kept), kept))
+            result = kept[order[-1 if is_max else 0]]
+        write(w, mask, np.full(LANES, result, np.float32))
+
+    return run

@@ -1,0 +1,97 @@
+"""Fences, register budgets, grid dependency, and other instructions of the machine itself.
+
+Source: PTX ISA 9.7.13.5-8 (fences), 9.7.19 (miscellaneous). Invariant: a fence of the proxy kind
+changes clocks; the others order nothing more than the emulator's sequential memory already does.
+"""
+
+from typing import Any
+
+from fovea.emulator.errors import IllegalOperand
+from fovea.emulator.isa import instruction
+from fovea.emulator.isa.instruction import Array, Inline, Instruction
+
+_SCOPES = "cta cluster gpu sys"
+
+
+@instruction("fence.proxy.async", "fence.proxy.async.space", "fence.proxy.async::generic.sem"
+             ".sync_restrict.scope", source="PTX ISA 9.7.13.5", evidence="manual-only", kind="sync",
+             space="global shared::cta shared::cluster shared::{cta,cluster}",
+             sem="acquire release", sync_restrict="sync_restrict::shared::cluster "
+             "sync_restrict::shared::cta", scope=_SCOPES)  # fmt: skip
+def fence_proxy_async(ins: Instruction) -> Any:
+    """Make generic writes seen so far visible to the async proxy."""
+
+    def run(w: Any, mask: Array) -> None:
+        w.access.clock.fence_proxy()
+
+    return run
+
+
+@instruction("fence{.sem}.scope", "fence", "membar.level", "fence.mbarrier_init.release.cluster",
+             "fence.proxy.alias", "fence.proxy.tensormap::generic.release.scope",
+             "fence.acquire.sync_restrict.scope", "fence.release.sync_restrict.scope",
+             source="PTX ISA 9.7.13.5", evidence="manual-only", kind="sync",
+             sem="sc acq_rel acquire release", scope=_SCOPES, level="cta gl sys",
+             sync_restrict="sync_restrict::shared::cluster sync_restrict::shared::cta")  # fmt: skip
+def fence(ins: Instruction) -> Inline:
+    """Order memory accesses: they already take effect in order here."""
+    return Inline(())
+
+
+@instruction("fence.proxy.tensormap::generic.acquire.scope [addr], size",
+             source="PTX ISA 9.7.13.5", evidence="manual-only", kind="sync", scope=_SCOPES)  # fmt: skip
+def fence_proxy_tensormap_acquire(ins: Instruction) -> Any:
+    """Order a tensor map's modification before its use; the size must be 128."""
+    address, size = ins.address("addr"), ins.immediate("size")
+    if size != 128:
+        raise ins.error(f"size {size} must be 128")
+    return lambda w, mask: (address(w), w.access.clock.fence_proxy())[1]
+
+
+@instruction("setmaxnreg.action.sync.aligned.u32 count", source="PTX ISA 9.7.19.5",
+             evidence="manual-only", kind="sync", targets="sm_90a,sm_100a,sm_100f,sm_101a,sm_103a,"
+             "sm_103f,sm_110a,sm_120a", action="inc dec")  # fmt: skip
+def setmaxnreg(ins: Instruction) -> Any:
+    """Change the warp's register budget; checks the count and its direction."""
+    count, is_increase = ins.immediate("count"), ins["action"] == "inc"
+    if not 24 <= count <= 256 or count % 8:
+        raise ins.error(f"register count {count} must be a multiple of 8 in 24..256")
+
+    def run(w: Any, mask: Array) -> None:
+        current = w.max_registers
+        if current and (count < current if is_increase else count > current):
+            raise IllegalOperand(
+                f"setmaxnreg.{ins['action']} {count} with {current} registers now", w.where(ins)
+            )
+        w.max_registers = count
+        _check_register_file(ins, w)
+
+    return run
+
+
+def _check_register_file(ins: Instruction, w: Any) -> None:
+    """Raise if the CTA's warps together claim more than the 64 K registers of an SM."""
+    claims = [warp.max_registers for warp in w.cta.warps]
+    if all(claims) and 32 * sum(claims) > 65536:
+        raise IllegalOperand(
+            f"setmaxnreg: the CTA's warps claim {32 * sum(claims)} registers of 65536",
+            w.where(ins),
+        )
+
+
+@instruction("griddepcontrol.action", source="PTX ISA 9.7.13.14", evidence="manual-only",
+             kind="sync", action="wait launch_dependents")  # fmt: skip
+def griddepcontrol(ins: Instruction) -> Inline:
+    """Nothing to wait for: launches run one after the other."""
+    return Inline(())
+
+
+@instruction("nanosleep.u32 t", source="PTX ISA 9.7.19.1", evidence="manual-only", kind="control")
+def nanosleep(ins: Instruction) -> Any:
+    """Let others run: time is not modelled."""
+    read = ins.read("t", "u32")
+
+    def run(w: Any, mask: Array) -> None:
+        read(w)
+
+    return run

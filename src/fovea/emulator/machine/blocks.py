@@ -1,0 +1,291 @@
+"""A kernel ready to run: decoded instructions, and segments compiled to Python functions.
+
+Each segment becomes two functions `(w, R, M) -> next segment`: one for warps with all 32 lanes
+active, one for any mask `M`. They are made when first needed.
+Lives here: decoding and code generation. Not here: what instructions do (`isa/`) or who runs
+(`schedule.py`). Invariant: generated line `n` belongs to the instruction `Segment.lines[n]`, so
+that any exception finds its PTX line.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fovea.emulator.errors import PtxError
+from fovea.emulator.isa import find
+from fovea.emulator.isa.instruction import (
+    ALL_BYTES,
+    ALL_LANES,
+    NO_BYTES,
+    Array,
+    Inline,
+    Instruction,
+    Jump,
+    Program,
+    Slot,
+    merge,
+)
+from fovea.emulator.machine.flow import EXIT, JUMPS, SWITCH_KINDS, Piece, cut
+from fovea.emulator.machine.registers import stored_dtypes
+from fovea.emulator.ptx import syntax
+
+Compiled = Callable[[Any, list[Any], Array], int]
+
+
+@dataclass(slots=True)
+class Segment:
+    """One compiled segment; `full` and `masked` are None until first run."""
+
+    number: int
+    piece: Piece
+    instructions: list[Instruction]
+    full: Compiled | None = None
+    masked: Compiled | None = None
+    lines: dict[str, dict[int, Instruction]] = field(default_factory=dict)
+
+
+def narrow(mask: Array) -> Array | None:
+    """Return a mask in canonical form: ALL_LANES if full, None if empty."""
+    packed = mask.tobytes()
+    if packed == NO_BYTES:
+        return None
+    return ALL_LANES if packed == ALL_BYTES else mask
+
+
+class KernelProgram:
+    """A kernel and the device functions it may call, as one list of segments."""
+
+    def __init__(
+        self,
+        function: syntax.Function,
+        target: str,
+        variables: dict[str, tuple[str, int]],
+        static_bytes: int,
+        local_bytes: int,
+    ):
+        self.kernel = function.name
+        self.static_bytes = static_bytes
+        self.local_bytes = local_bytes
+        self.decoding = Program(kernel=function.name, target=target, variables=variables)
+        self.decoding.bound.update(
+            np=np, merge=merge, narrow=narrow, A=ALL_LANES, ALLB=ALL_BYTES, NONEB=NO_BYTES
+        )
+        directives = function.directives
+        self.max_registers = (directives.get("maxnreg") or (0,))[0]
+        self._allocate_slots(function.body)
+        instructions = self._decode(function.body)
+        switches = [
+            instruction is not None
+            and (
+                instruction.entry.kind in SWITCH_KINDS
+                or instruction.entry.form.mnemonic in JUMPS
+            )
+            for instruction in instructions
+        ]
+        pieces, self.labels = cut(function.body, switches, function.branch_targets)
+        self._branch_targets = function.branch_targets
+        self.segments = [
+            Segment(n, piece, [i for i in instructions[piece.start : piece.end] if i is not None])
+            for n, piece in enumerate(pieces)
+        ]
+        self._actions: dict[int, Any] = {}
+        self._costs: dict[int, list[tuple[str, int, int]]] = {}
+
+    @property
+    def num_slots(self) -> int:
+        """Number of registers of a thread."""
+        return len(self.slot_dtypes)
+
+    def dynamic_bytes(self, shared_bytes: int) -> int:
+        """Return how many of `shared_bytes` are dynamic."""
+        return shared_bytes - self.static_bytes
+
+    def segment_costs(self, number: int) -> list[tuple[str, int, int]]:
+        """Return (counter, amount per warp, amount per lane) of one run of a segment."""
+        costs = self._costs.get(number)
+        if costs is None:
+            costs = self._costs[number] = [
+                (f"instructions.{i.entry.kind}", 1, 0) for i in self.segments[number].instructions
+            ]
+            for i in self.segments[number].instructions:
+                if i.entry.kind == "mufu":
+                    costs.append((f"mufu.{i.entry.form.mnemonic}", 0, 1))
+        return costs
+
+    def function(self, segment: Segment, is_full: bool) -> Compiled:
+        """Return the compiled form of a segment, compiling it now if need be."""
+        compiled = segment.full if is_full else segment.masked
+        if compiled is None:
+            compiled = self._compile(segment, is_full)
+            if is_full:
+                segment.full = compiled
+            else:
+                segment.masked = compiled
+        return compiled
+
+    # --- decoding ---------------------------------------------------------------------------
+
+    def _allocate_slots(self, body: list[syntax.Statement | syntax.LabelMark]) -> None:
+        dtypes = stored_dtypes(body)
+        slots = self.decoding.slots
+        for uid, (ptx_type, dtype) in dtypes.items():
+            slots[uid] = Slot(len(slots), ptx_type, dtype)
+        self.slot_dtypes = [slot.dtype for slot in slots.values()]
+        self.slot_names = [uid.partition(":")[2] for uid in slots]
+
+    def _decode(
+        self, body: list[syntax.Statement | syntax.LabelMark]
+    ) -> list[Instruction | None]:
+        decoded: list[Instruction | None] = []
+        for position, item in enumerate(body):
+            if isinstance(item, syntax.LabelMark):
+                decoded.append(None)
+                continue
+            found = find(item.opcode, len(item.operands), item.line, self.decoding.target)
+            decoded.append(Instruction(item, self.decoding, found, position))
+        return decoded
+
+    def action(self, instruction: Instruction) -> Any:
+        """Return what the decoder of an instruction made (Inline, Jump or a function)."""
+        action = self._actions.get(instruction.index)
+        if action is None:
+            try:
+                action = instruction.entry.decode(instruction)
+            except PtxError:
+                raise
+            except Exception as error:
+                raise PtxError(
+                    f"cannot decode `{instruction.text}`: {type(error).__name__}: {error}",
+                    instruction.line,
+                ) from error
+            self._actions[instruction.index] = action
+        return action
+
+    def decode_all(self) -> None:
+        """Decode every instruction, so that unsupported operands show before the first step."""
+        for segment in self.segments:
+            for instruction in segment.instructions:
+                self.action(instruction)
+
+    # --- code -------------------------------------------------------------------------------
+
+    def _compile(self, segment: Segment, is_full: bool) -> Compiled:
+        writer = _Writer(is_full)
+        following = segment.number + 1 if segment.number + 1 < len(self.segments) else EXIT
+        is_closed = False
+        for instruction in segment.instructions:
+            writer.instruction = instruction
+            action = self.action(instruction)
+            if isinstance(action, Jump):
+                is_closed = self._write_jump(writer, segment, instruction, action, following)
+            elif isinstance(action, Inline):
+                self._write_inline(writer, instruction, action)
+            else:
+                self._write_call(writer, instruction, action)
+        if not is_closed:
+            writer.line("return w.leave(M, -1)" if following == EXIT else f"return {following}")
+        variant = "full" if is_full else "masked"
+        name = f"<segment {segment.number} {variant}>"
+        segment.lines[variant] = writer.lines
+        source = "def run(w, R, M):\n" + "\n".join(writer.source)
+        namespace = self.decoding.bound
+        exec(compile(source, name, "exec"), namespace)
+        return namespace.pop("run")
+
+    def _guard(self, writer: "_Writer", instruction: Instruction) -> str:
+        """Write the guard of an instruction; return the name of its mask."""
+        guard = instruction.guard
+        if guard is None:
+            return writer.mask
+        sign = "~" if guard.is_negated else ""
+        value = f"{sign}R[{self.decoding.slots[guard.register.uid].index}]"
+        writer.line(f"m = narrow({value}{'' if writer.is_full else ' & M'})")
+        return "m"
+
+    def _write_inline(self, writer: "_Writer", instruction: Instruction, action: Inline) -> None:
+        mask = self._guard(writer, instruction)
+        indent = ""
+        if mask == "m":
+            writer.line("if m is not None:")
+            indent = "    "
+            if not action.results and not action.setup:
+                writer.line("    pass")
+        for line in action.setup:
+            writer.line(indent + line)
+        for index, expression in action.results:
+            if mask == "A":
+                writer.line(f"R[{index}] = {expression}")
+            elif mask == "M":
+                writer.line(f"R[{index}] = merge(M, {expression}, R[{index}])")
+            else:
+                writer.line(f"    t = {expression}")
+                writer.line(f"    R[{index}] = t if m is A else merge(m, t, R[{index}])")
+
+    def _write_call(self, writer: "_Writer", instruction: Instruction, action: Any) -> None:
+        name = self.decoding.bind(action, "h")
+        mask = self._guard(writer, instruction)
+        indent = ""
+        if mask == "m":
+            writer.line("if m is not None:")
+            indent = "    "
+        if instruction.entry.kind in SWITCH_KINDS:
+            writer.line(f"{indent}w.wait = {name}(w, {mask})")
+        else:
+            writer.line(f"{indent}{name}(w, {mask})")
+
+    def _write_jump(
+        self,
+        writer: "_Writer",
+        segment: Segment,
+        instruction: Instruction,
+        jump: Jump,
+        following: int,
+    ) -> bool:
+        """Write a control instruction; return whether the segment is closed by it."""
+        mask = self._guard(writer, instruction)
+        if jump.kind == "bra":
+            target = segment.piece.successors[0]
+            if mask == "m":
+                writer.line(f"if m is None: return {following}")
+                writer.line(f"if m is A or m.tobytes() == M.tobytes(): return {target}")
+                meet = segment.piece.meet
+                writer.line(f"return w.diverge(m, {target}, {following}, {meet})")
+            else:
+                writer.line(f"return {target}")
+            return True
+        if jump.kind == "brx":
+            operand = instruction.operands["tlist"]
+            assert isinstance(operand, syntax.Label)
+            targets = [self.labels[name] for name in self._branch_targets[operand.name]]
+            table = self.decoding.bind(tuple(targets), "targets")
+            index = instruction.src("index", "u32")
+            writer.line(f"return w.branch_to({table}, {index}, M, {segment.piece.meet})")
+            return True
+        if mask == "m":
+            writer.line("if m is not None:")
+            indent = "    "
+        else:
+            indent = ""
+        if jump.kind == "trap":
+            writer.line(f"{indent}w.trap({self.decoding.bind(instruction, 'i')})")
+            return False
+        writer.line(f"{indent}return w.leave({mask}, {following})")
+        return mask != "m"
+
+
+class _Writer:
+    """Source lines of one segment, and the instruction each belongs to."""
+
+    def __init__(self, is_full: bool):
+        self.is_full = is_full
+        self.mask = "A" if is_full else "M"
+        self.source: list[str] = []
+        self.lines: dict[int, Instruction] = {}
+        self.instruction: Instruction | None = None
+
+    def line(self, text: str) -> None:
+        self.source.append("    " + text)
+        if self.instruction is not None:
+            self.lines[len(self.source) + 1] = self.instruction

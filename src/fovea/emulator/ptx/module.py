@@ -1,0 +1,232 @@
+"""From syntax tree to addresses: parameters, static shared memory, globals, constants, locals.
+
+Lives here: layout of variables. Not here: decoding (`machine/blocks.py`) or running (`run.py`).
+Invariant: dynamic shared memory follows all static shared variables of the kernel.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fovea.emulator.errors import LaunchError, PtxError
+from fovea.emulator.machine.blocks import KernelProgram
+from fovea.emulator.machine.memory import CONST_WINDOW, SHARED_RESERVED_BYTES
+from fovea.emulator.ptx import syntax
+from fovea.emulator.ptx.parser import parse
+from fovea.emulator.ptx.types import numpy_dtype, size_bytes
+
+TARGETS = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_100a", "sm_100f",
+           "sm_101a", "sm_103", "sm_103a", "sm_103f", "sm_110", "sm_110a", "sm_120",
+           "sm_120a")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One kernel parameter: where it lies and what it is."""
+
+    name: str
+    type: str
+    offset: int
+    size: int
+    is_array: bool
+
+
+@dataclass(slots=True)
+class Kernel:
+    """A kernel with its parameter layout and compiled program."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    parameter_bytes: int
+    program: KernelProgram
+    required_block: tuple[int, ...]
+    max_block: tuple[int, ...]
+    required_cluster: tuple[int, ...]
+    static_bytes: int
+    dynamic_align: int
+
+
+def align_up(value: int, align: int) -> int:
+    """Return the smallest multiple of `align` that is at least `value`."""
+    return -(-value // align) * align
+
+
+def variable_bytes(variable: syntax.Variable) -> int:
+    """Return the size of a variable (0 for an unsized array)."""
+    return size_bytes(variable.type) * (variable.count or 0)
+
+
+@dataclass(slots=True)
+class Layout:
+    """A module's variables at their addresses, and its kernels made on demand."""
+
+    tree: syntax.ModuleSyntax
+    variables: dict[str, tuple[str, int]] = field(default_factory=dict)
+    global_arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    constants: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
+    kernels: dict[str, Kernel] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, text: str) -> "Layout":
+        """Parse a text and lay out its module-level variables.
+
+        Raises:
+            PtxError: syntax, unknown target, or a variable that cannot be placed.
+        """
+        tree = parse(text)
+        if tree.target not in TARGETS:
+            raise PtxError(f".target {tree.target} is not known (known: {', '.join(TARGETS)})")
+        layout = cls(tree)
+        layout._place_module_variables()
+        return layout
+
+    def _place_module_variables(self) -> None:
+        offset = 0
+        constants: list[tuple[int, syntax.Variable]] = []
+        for variable in self.tree.variables:
+            if variable.space == "global":
+                if variable.count is None or variable.is_extern:
+                    raise PtxError(f"extern .global {variable.name} has no memory", variable.line)
+                array = np.zeros(variable_bytes(variable) + 256, np.uint8)
+                start = -array.ctypes.data % 256
+                array = array[start : start + variable_bytes(variable)]
+                self.global_arrays[variable.name] = array
+                self.variables[variable.name] = ("global", array.ctypes.data)
+            elif variable.space == "const":
+                offset = align_up(offset, variable.align)
+                constants.append((offset, variable))
+                self.variables[variable.name] = ("const", CONST_WINDOW + offset)
+                offset += variable_bytes(variable)
+            elif variable.space != "shared":
+                raise PtxError(f".{variable.space} {variable.name} at module level", variable.line)
+        self.constants = np.zeros(align_up(offset, 16), np.uint8)
+        for start, variable in constants:
+            self._initialise(self.constants[start : start + variable_bytes(variable)], variable)
+        for variable in self.tree.variables:
+            if variable.space == "global":
+                self._initialise(self.global_arrays[variable.name], variable)
+
+    def _initialise(self, memory: np.ndarray, variable: syntax.Variable) -> None:
+        dtype = numpy_dtype(variable.type)
+        for position, value in enumerate(variable.initial):
+            if isinstance(value, syntax.Symbol):
+                space, address = self.variables.get(value.name, ("", 0))
+                if not space:
+                    raise PtxError(f"initial value {value.name} is unknown", variable.line)
+                value = address + value.offset
+            if dtype.kind in "ui":
+                value = int(value) & ((1 << 8 * dtype.itemsize) - 1)
+                cell = np.array(value, np.dtype(f"u{dtype.itemsize}")).view(dtype)
+            else:
+                cell = np.array(value, dtype)
+            start = position * dtype.itemsize
+            memory[start : start + dtype.itemsize] = np.frombuffer(cell.tobytes(), np.uint8)
+
+    def kernel(self, name: str) -> Kernel:
+        """Return a kernel, decoding it at the first call.
+
+        Raises:
+            LaunchError: the module has no such kernel.
+            PtxError: an instruction is wrong or not implemented.
+        """
+        found = self.kernels.get(name)
+        if found is None:
+            function = self.tree.functions.get(name)
+            if function is None or not function.is_entry or not function.is_defined:
+                names = [f.name for f in self.tree.functions.values() if f.is_entry]
+                raise LaunchError(f"kernel={name!r} is not in the module (it has: {names})")
+            found = self.kernels[name] = self._make_kernel(function)
+        return found
+
+    def _make_kernel(self, function: syntax.Function) -> Kernel:
+        variables = dict(self.variables)
+        parameters, parameter_bytes = _place_parameters(function, variables)
+        static_bytes, dynamic_align = self._place_shared(function, variables)
+        local_bytes = _place_locals(function, variables)
+        program = KernelProgram(
+            function, self.tree.target, variables, static_bytes, local_bytes
+        )
+        program.decode_all()
+        directives = function.directives
+        return Kernel(
+            name=function.name,
+            parameters=parameters,
+            parameter_bytes=parameter_bytes,
+            program=program,
+            required_block=directives.get("reqntid", ()),
+            max_block=directives.get("maxntid", ()),
+            required_cluster=directives.get("reqnctapercluster", ()),
+            static_bytes=static_bytes,
+            dynamic_align=dynamic_align,
+        )
+
+    def _place_shared(
+        self, function: syntax.Function, variables: dict[str, tuple[str, int]]
+    ) -> tuple[int, int]:
+        """Place static shared variables that the kernel names, then the dynamic ones."""
+        named = _named_symbols(function)
+        inner = [v for v in function.variables if v.space == "shared"]
+        outer = [v for v in self.tree.variables if v.space == "shared" and v.name in named]
+        offset = SHARED_RESERVED_BYTES
+        dynamic = [v for v in inner + outer if v.count is None or v.is_extern]
+        for variable in inner + outer:
+            if variable in dynamic:
+                continue
+            offset = align_up(offset, variable.align)
+            variables[variable.name] = ("shared", offset)
+            offset += variable_bytes(variable)
+        align = max((v.align for v in dynamic), default=1)
+        if dynamic:
+            offset = align_up(offset, align)
+        for variable in dynamic:
+            variables[variable.name] = ("shared", offset)
+        return offset - SHARED_RESERVED_BYTES, align
+
+
+def _named_symbols(function: syntax.Function) -> set[str]:
+    names: set[str] = set()
+
+    def visit(operand: syntax.Operand) -> None:
+        if isinstance(operand, syntax.Symbol):
+            names.add(operand.name)
+        elif isinstance(operand, syntax.Memory):
+            visit(operand.base)
+            for item in operand.rest:
+                visit(item)
+        elif isinstance(operand, syntax.Vector):
+            for item in operand.items:
+                visit(item)
+        elif isinstance(operand, syntax.Pair):
+            visit(operand.first)
+            visit(operand.second)
+
+    for item in function.body:
+        if isinstance(item, syntax.Statement):
+            for operand in item.operands:
+                visit(operand)
+    return names
+
+
+def _place_parameters(
+    function: syntax.Function, variables: dict[str, tuple[str, int]]
+) -> tuple[tuple[Parameter, ...], int]:
+    offset = 0
+    placed: list[Parameter] = []
+    for variable in function.parameters:
+        size = variable_bytes(variable)
+        offset = align_up(offset, variable.align)
+        variables[variable.name] = ("param", offset)
+        is_array = variable.count is not None and variable.count != 1
+        placed.append(Parameter(variable.name, variable.type, offset, size, is_array))
+        offset += size
+    return tuple(placed), offset
+
+
+def _place_locals(function: syntax.Function, variables: dict[str, tuple[str, int]]) -> int:
+    offset = 0
+    for variable in function.variables:
+        if variable.space == "local":
+            offset = align_up(offset, variable.align)
+            variables[variable.name] = ("local", offset)
+            offset += variable_bytes(variable)
+    return align_up(offset, 16)

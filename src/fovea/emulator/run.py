@@ -1,0 +1,244 @@
+"""Load PTX, launch kernels, get results: the interface of the emulator.
+
+Lives here: `load_ptx`, `Module.launch`, `Result`, and the packing of arguments. Not here: the host
+launchers of CuTe-DSL (`driver.py`). Invariant: a launch either returns a Result with every store
+done in the caller's arrays, or raises an EmulatorError.
+"""
+
+import ctypes
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fovea.emulator.errors import LaunchError
+from fovea.emulator.machine.grid import Machine, check_geometry
+from fovea.emulator.machine.memory import CONST_WINDOW, GlobalMemory, Segment
+from fovea.emulator.options import Options
+from fovea.emulator.ptx.module import Kernel, Layout, Parameter, align_up
+from fovea.emulator.ptx.types import numpy_dtype
+from fovea.emulator.schedule import Scheduler
+from fovea.emulator.trace import Trace
+
+Dim = int | Sequence[int]
+
+SHARED_LIMIT = {"sm_80": 163, "sm_86": 99, "sm_87": 163, "sm_89": 99, "sm_120": 99}  # KiB a CTA
+SHARED_LIMIT_DEFAULT = 227  # KiB: sm_90, sm_100 and relatives (CUDA guide, compute capabilities)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a launch did, besides the stores in the caller's arrays.
+
+    Attributes:
+        kernel: name of the kernel.
+        counters: sums over all warps, e.g. `instructions.alu`, `mufu.ex2`, `mma_flops.bf16`,
+            `waited_steps.<barrier>` (scheduler steps, not time).
+        counters_by_warp: the same by (CTA index, warp).
+        steps: scheduler steps taken.
+        printed: lines printed by the kernel.
+    """
+
+    kernel: str
+    counters: Mapping[str, int]
+    counters_by_warp: Mapping[tuple[tuple[int, int, int], int], Mapping[str, int]]
+    steps: int
+    printed: tuple[str, ...] = ()
+    trace: Trace | None = field(default=None, repr=False)
+
+    def write_trace(self, path: str | Path) -> None:
+        """Write the launch as Perfetto JSON (needs `Options(trace=True)`)."""
+        if self.trace is None:
+            raise ValueError("the launch collected no trace; pass Options(trace=True)")
+        self.trace.write(Path(path))
+
+
+class Module:
+    """Parsed PTX with its global variables."""
+
+    def __init__(self, text: str):
+        self._layout = Layout.of(text)
+
+    @property
+    def target(self) -> str:
+        """The `.target` of the text, e.g. "sm_90a"."""
+        return self._layout.tree.target
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Names of the kernels of the module."""
+        functions = self._layout.tree.functions.values()
+        return tuple(f.name for f in functions if f.is_entry and f.is_defined)
+
+    def parameter_sizes(self, kernel: str) -> tuple[int, ...]:
+        """Return the size in bytes of each parameter of a kernel."""
+        return tuple(p.size for p in self._layout.kernel(kernel).parameters)
+
+    def global_variable(self, name: str) -> np.ndarray:
+        """Return the bytes of a `.global` variable; writing them changes the variable."""
+        return self._layout.global_arrays[name]
+
+    def launch(
+        self,
+        kernel: str,
+        grid: Dim,
+        block: Dim,
+        cluster: Dim = 1,
+        args: Sequence[Any] = (),
+        shared_bytes: int = 0,
+        options: Options | None = None,
+        *,
+        memory: GlobalMemory | None = None,
+    ) -> Result:
+        """Run one kernel.
+
+        Args:
+            kernel: its name.
+            grid: CTAs along x, y, z (or just x).
+            block: threads along x, y, z.
+            cluster: CTAs of a cluster along x, y, z.
+            args: one value per parameter: an array (its address is passed, its bytes become
+                accessible), an int or float, a numpy scalar, or `bytes` of the parameter's size.
+            shared_bytes: dynamic shared memory.
+            options: see `Options`.
+            memory: further memory that pointers inside `bytes` parameters lead to.
+
+        Raises:
+            LaunchError: what no GPU would accept.
+            PtxError: an instruction is wrong or not implemented.
+            Fault: the kernel did something wrong.
+        """
+        options = options or Options()
+        found = self._layout.kernel(kernel)
+        shape = tuple(_three(name, dim) for name, dim in
+                      (("grid", grid), ("block", block), ("cluster", cluster)))  # fmt: skip
+        if shape[2] == (1, 1, 1) and found.required_cluster:
+            shape = (*shape[:2], _three("cluster", found.required_cluster))
+        check_geometry(*shape)
+        _check_kernel_geometry(found, shape[1], shape[2])
+        memory = memory or GlobalMemory()
+        parameters = _pack(found, args, memory)
+        total = self._total_shared(found, shared_bytes)
+        for name, array in self._layout.global_arrays.items():
+            memory.register_bytes(array, array.ctypes.data, f"variable {name}")
+        machine = Machine(found.program, memory, options, *shape, parameters, total)
+        machine.constants = Segment(
+            "the constant bank", "const", self._layout.constants, CONST_WINDOW
+        )
+        if options.trace:
+            machine.trace = Trace()
+        with np.errstate(all="ignore"):
+            Scheduler(machine).run()
+        return Result(
+            kernel=kernel,
+            counters=dict(machine.counters.sums),
+            counters_by_warp=machine.counters.by_warp,
+            steps=machine.step,
+            printed=tuple(machine.printed),
+            trace=machine.trace,
+        )
+
+    def _total_shared(self, kernel: Kernel, dynamic: int) -> int:
+        if not isinstance(dynamic, int) or dynamic < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise LaunchError(f"shared_bytes={dynamic!r} must be a non-negative int")
+        total = kernel.static_bytes + dynamic
+        limit = SHARED_LIMIT.get(self.target.rstrip("af"), SHARED_LIMIT_DEFAULT) * 1024
+        if total > limit:
+            raise LaunchError(
+                f"shared_bytes={dynamic} and {kernel.static_bytes} static bytes exceed the "
+                f"{limit} bytes a CTA may have on {self.target}"
+            )
+        return total
+
+
+def load_ptx(text: str) -> Module:
+    """Parse a PTX text.
+
+    Raises:
+        PtxError: with the line of the first thing that is wrong.
+    """
+    return Module(text)
+
+
+def host_memory(address: int, size: int) -> np.ndarray:
+    """Return `size` bytes of this process at `address` as an array (no copy)."""
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+
+
+def _three(name: str, dim: Dim) -> tuple[int, int, int]:
+    values = (dim,) if isinstance(dim, int | np.integer) else tuple(dim)
+    if not 1 <= len(values) <= 3 or not all(isinstance(v, int | np.integer) for v in values):
+        raise LaunchError(f"{name}={dim!r} must be an int or up to three ints")
+    padded = (*(int(v) for v in values), 1, 1)
+    return padded[0], padded[1], padded[2]
+
+
+def _check_kernel_geometry(
+    kernel: Kernel, block: tuple[int, int, int], cluster: tuple[int, int, int]
+) -> None:
+    required = kernel.required_block
+    if required and block != _three("reqntid", required):
+        raise LaunchError(f"block={block}, but kernel {kernel.name} has .reqntid {required}")
+    limit = kernel.max_block
+    if limit and int(np.prod(block)) > int(np.prod(limit)):
+        raise LaunchError(f"block={block} exceeds .maxntid {limit} of kernel {kernel.name}")
+    wanted = kernel.required_cluster
+    if wanted and cluster != _three("reqnctapercluster", wanted):
+        raise LaunchError(f"cluster={cluster}, but {kernel.name} has .reqnctapercluster {wanted}")
+
+
+def _pack(kernel: Kernel, args: Sequence[Any], memory: GlobalMemory) -> np.ndarray:
+    if len(args) != len(kernel.parameters):
+        raise LaunchError(
+            f"kernel {kernel.name} has {len(kernel.parameters)} parameters, args has {len(args)}"
+        )
+    packed = np.zeros(align_up(kernel.parameter_bytes, 16) + 64, np.uint8)
+    # tensor maps must be 64-byte aligned: the parameter offsets are, so align the buffer too
+    start = -packed.ctypes.data % 64
+    packed = packed[start : start + align_up(kernel.parameter_bytes, 16)]
+    for position, (parameter, value) in enumerate(zip(kernel.parameters, args)):
+        raw = _argument_bytes(position, parameter, value, memory)
+        packed[parameter.offset : parameter.offset + parameter.size] = np.frombuffer(raw, np.uint8)
+    packed.setflags(write=False)
+    return packed
+
+
+def _argument_bytes(
+    position: int, parameter: Parameter, value: Any, memory: GlobalMemory
+) -> bytes:
+    label = f"args[{position}]"
+    if isinstance(value, bytes | bytearray):
+        if len(value) != parameter.size:
+            raise LaunchError(
+                f"{label} has {len(value)} bytes, the parameter has {parameter.size}"
+            )
+        return bytes(value)
+    if isinstance(value, np.ndarray) and value.ndim:
+        if not value.flags.c_contiguous:
+            raise LaunchError(f"{label} must be a C-contiguous array")
+        value = memory.register(value, label)
+    if parameter.is_array and parameter.size != 8:
+        raise LaunchError(
+            f"{label} is a parameter of {parameter.size} bytes: pass bytes of that size"
+        )
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):
+        raw = value.tobytes()
+        if len(raw) == parameter.size:
+            return raw
+        value = value.item()
+    dtype = numpy_dtype(parameter.type)
+    if dtype.kind == "f" and isinstance(value, int | float):
+        return np.array(value, dtype).tobytes()
+    if isinstance(value, float) and parameter.size in (4, 8):
+        return struct.pack("<f" if parameter.size == 4 else "<d", value)
+    if isinstance(value, int):
+        bits = 8 * parameter.size
+        if not -(1 << (bits - 1)) <= value < 1 << bits:
+            raise LaunchError(f"{label}={value} does not fit the parameter's {bits} bits")
+        return (value & ((1 << bits) - 1)).to_bytes(parameter.size, "little")
+    raise LaunchError(
+        f"{label} has type {type(value).__name__}; pass an array, int, float, numpy scalar or bytes"
+    )

@@ -1,0 +1,365 @@
+"""Who runs next: warps in seeded random order, asynchronous work at random moments.
+
+Lives here: the loop, waits, deadlock reports, and turning any exception into a located fault.
+Not here: what instructions do. Invariant: with equal seeds two runs make equal choices; a launch
+ends with all warps exited and all asynchronous work done, or with a Fault.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from fovea.emulator.async_engine import Operation
+from fovea.emulator.errors import (
+    DeadlockError,
+    EmulatorError,
+    Fault,
+    IllegalOperand,
+    PtxError,
+    RaceError,
+    StepLimitExceeded,
+    UninitialisedRead,
+    Where,
+)
+from fovea.emulator.isa.instruction import ALL_LANES, Instruction
+from fovea.emulator.machine.grid import Cluster, Machine
+from fovea.emulator.machine.warp import DIVERGED, InFlight, Split, Unreadable, Warp
+from fovea.emulator.machine.registers import registers_of
+from fovea.emulator.ptx import syntax
+
+# scheduler steps without any event after which another cluster is started: a running one may be
+# waiting, by polling global memory, for a cluster that has not been started
+_PATIENCE = 2000
+# failed polls in a row, per active warp, after which nothing can be expected to change any more
+_POLL_LIMIT = 200
+
+
+class Scheduler:
+    """Runs one launch to its end."""
+
+    def __init__(self, machine: Machine):
+        self._machine = machine
+        self._segments = machine.program.segments
+        self._random = machine.random.random
+        self._clusters: list[Cluster] = []
+        self._active: list[Warp] = []
+        self._blocked: list[Warp] = []
+        self._seen_events = -1
+        self._idle = 0
+        self._last_events = -1
+
+    def run(self) -> None:
+        """Run every cluster of the grid.
+
+        Raises:
+            Fault: the kernel did something wrong, cannot go on, or took too many steps.
+        """
+        machine = self._machine
+        limit = machine.options.max_steps
+        delay = machine.options.async_delay
+        self._start_cluster()
+        while self._clusters:
+            machine.step += 1
+            if limit is not None and machine.step > limit:
+                raise StepLimitExceeded(
+                    f"the launch did not end within max_steps={limit} scheduler steps",
+                    self._any_place(),
+                )
+            if self._active:
+                position = int(self._random() * len(self._active))
+                warp = self._active[position]
+                self._run_warp(warp)
+                if not self._can_run(warp):
+                    self._active[position] = self._active[-1]
+                    self._active.pop()
+                    if warp.is_finished:
+                        self._finish_warp(warp)
+                    else:
+                        self._blocked.append(warp)
+                if delay != "late" and self._random() < 0.5:
+                    self._step_engines()
+            elif not self._step_engines() and not self._wake():
+                self._stuck()
+            if self._events() != self._seen_events:
+                self._wake()
+            self._watch_progress()
+
+    # --- clusters ---------------------------------------------------------------------------
+
+    def _start_cluster(self) -> bool:
+        machine = self._machine
+        while machine.next_cluster in machine.cancelled:
+            machine.next_cluster += 1
+        if machine.next_cluster >= machine.num_clusters:
+            return False
+        size = len(self._clusters) + 1
+        if size > 1 and size * _size(machine) > machine.options.num_sms:
+            return False
+        cluster = Cluster(machine, machine.next_cluster)
+        machine.next_cluster += 1
+        self._clusters.append(cluster)
+        self._active += cluster.warps
+        self._idle = 0
+        return True
+
+    def _finish_warp(self, warp: Warp) -> None:
+        cluster = warp.cta.cluster
+        self._machine.counters.collect(warp)
+        cluster.on_warp_exit(warp)
+        self._machine.notify()
+        if all(other.is_finished for other in warp.cta.warps):
+            _check_left_over(warp)
+        if all(other.is_finished for other in cluster.warps):
+            while cluster.engine.pending:
+                if not self._advance(cluster):
+                    raise DeadlockError(
+                        "asynchronous work can never complete",
+                        waiting=tuple(o.describe() for o in cluster.engine.pending),
+                    )
+            for cta in cluster.ctas:
+                if cta.tmem.allocated_columns:
+                    raise IllegalOperand(
+                        f"CTA {cta.index} exits with {cta.tmem.allocated_columns} tensor memory "
+                        "columns still allocated (tcgen05.dealloc is missing)",
+                        warp.where(warp.access.instruction),
+                    )
+            self._clusters.remove(cluster)
+            if not self._clusters:
+                self._start_cluster()
+
+    # --- warps ------------------------------------------------------------------------------
+
+    def _can_run(self, warp: Warp) -> bool:
+        return any(split.wait is None for split in warp.splits)
+
+    def _run_warp(self, warp: Warp) -> None:
+        splits = warp.splits
+        split = splits[0]
+        if len(splits) > 1:
+            ready = [candidate for candidate in splits if candidate.wait is None]
+            split = ready[int(self._random() * len(ready))]
+        warp.current = split
+        program, segments = self._machine.program, self._segments
+        registers = warp.registers
+        counts, lane_counts = warp.segment_counts, warp.lane_counts
+        budget = 1 + int(self._random() * self._machine.options.max_segments)
+        mask, lanes = split.mask, split.lanes
+        segment = None
+        try:
+            while budget:
+                budget -= 1
+                pc = split.pc
+                segment = segments[pc]
+                counts[pc] = counts.get(pc, 0) + 1
+                lane_counts[pc] = lane_counts.get(pc, 0) + lanes
+                if mask is ALL_LANES:
+                    run = segment.full or program.function(segment, True)
+                else:
+                    run = segment.masked or program.function(segment, False)
+                following = run(warp, registers, mask)
+                if following == DIVERGED:
+                    break
+                split.pc = following
+                if warp.wait is not None:
+                    self._suspend(warp, split)
+                    break
+                if split.record is not None and warp.meet(split):
+                    break
+        except EmulatorError as error:
+            raise _located(error, warp, segment) from error.__cause__
+        except Exception as error:
+            raise _translated(error, warp, segment, program) from error
+
+    def _suspend(self, warp: Warp, split: Split) -> None:
+        wait, warp.wait = warp.wait, None
+        assert wait is not None
+        split.wait = wait
+        wait.since = self._machine.step
+        if wait.ready():
+            self._resume(warp, split)
+
+    def _resume(self, warp: Warp, split: Split) -> None:
+        wait, split.wait = split.wait, None
+        assert wait is not None
+        waited = self._machine.step - wait.since
+        if waited:
+            name = wait.name
+            warp.waited_steps[name] = warp.waited_steps.get(name, 0) + waited
+        if self._machine.trace is not None:
+            self._machine.trace.wait(warp, wait, self._machine.step)
+        if wait.resume is not None:
+            wait.resume()
+        if split.record is not None:
+            warp.meet(split)
+
+    def _wake(self) -> bool:
+        """Let go every split whose wait is over; return whether there was one."""
+        self._seen_events = self._events()
+        awake = False
+        for warp in list(self._blocked):
+            for split in list(warp.splits):
+                if split.wait is not None and split.wait.ready():
+                    self._resume(warp, split)
+                    awake = True
+            if self._can_run(warp):
+                self._blocked.remove(warp)
+                self._active.append(warp)
+        for warp in self._active:
+            if len(warp.splits) > 1:
+                for split in list(warp.splits):
+                    if split.wait is not None and split.wait.ready():
+                        self._resume(warp, split)
+        return awake
+
+    # --- asynchronous work ------------------------------------------------------------------
+
+    def _events(self) -> int:
+        return self._machine.events + sum(cluster.engine.events for cluster in self._clusters)
+
+    def _step_engines(self) -> bool:
+        busy = [cluster for cluster in self._clusters if cluster.engine.pending]
+        if not busy:
+            return False
+        return self._advance(busy[int(self._random() * len(busy))])
+
+    def _advance(self, cluster: Cluster) -> bool:
+        try:
+            moved = cluster.engine.step()
+        except EmulatorError:
+            raise
+        except Exception as error:
+            operation = cluster.engine.current
+            raise EmulatorError(
+                f"internal error in {operation.describe() if operation else 'asynchronous work'}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if moved:
+            self._machine.notify()
+        return moved
+
+    # --- progress ---------------------------------------------------------------------------
+
+    def _watch_progress(self) -> None:
+        events = self._events()
+        if events != self._last_events:
+            self._last_events = events
+            self._idle = 0
+            return
+        self._idle += 1
+        if self._idle % _PATIENCE == 0:
+            self._start_cluster()
+        polling = self._active and all(warp.polled for warp in self._active)
+        if polling and self._idle > _POLL_LIMIT * len(self._active) and not self._step_engines():
+            self._stuck()
+
+    def _stuck(self) -> None:
+        """Start another cluster if that can help, else report a deadlock."""
+        if self._start_cluster():
+            return
+        waiting = tuple(_describe_waits(self._blocked + self._active))
+        first = (self._blocked + self._active)[0]
+        raise DeadlockError(
+            "deadlock: no warp can go on", _place_of(first, self._segments), waiting
+        )
+
+    def _any_place(self) -> Where | None:
+        warps = self._active + self._blocked
+        return _place_of(warps[0], self._segments) if warps else None
+
+
+def _size(machine: Machine) -> int:
+    x, y, z = machine.cluster_shape
+    return x * y * z
+
+
+def _place_of(warp: Warp, segments: list[Any]) -> Where:
+    if not warp.splits:
+        return warp.where(None)
+    pc = warp.splits[0].pc
+    pc = pc - 1 if warp.splits[0].wait is not None and pc > 0 else pc
+    instructions = segments[pc].instructions
+    return warp.where(instructions[-1] if instructions else None)
+
+
+def _describe_waits(warps: Iterable[Warp]) -> Iterable[str]:
+    for warp in sorted(warps, key=lambda w: (w.cta.cluster.number, w.cta.rank, w.index)):
+        for split in warp.splits:
+            who = f"CTA {warp.cta.index} warp {warp.index} ({split.lanes} lanes)"
+            if split.wait is not None:
+                yield f"{who} waits for {split.wait.describe()}"
+            elif warp.polled:
+                yield f"{who} polls: {warp.state.get('poll', 'a condition that stays false')}"
+            else:
+                yield f"{who} is ready"
+
+
+def _check_left_over(warp: Warp) -> None:
+    """Report stores that still read shared memory of a CTA whose warps have all exited."""
+    for operation in warp.cta.cluster.engine.pending:
+        if operation.access.warp.cta is warp.cta and _still_reads(operation):
+            raise RaceError(
+                f"CTA {warp.cta.index} exits while {operation.describe()} still reads its shared "
+                "memory",
+                warp.where(operation.access.instruction),
+                rule="cp.async.bulk.wait_group.read must come before the CTA exits",
+            )
+
+
+def _still_reads(operation: Operation) -> bool:
+    return operation.read_effects > 0 and not operation.is_read
+
+
+# --- faults -----------------------------------------------------------------------------------
+
+
+def _located(error: EmulatorError, warp: Warp, segment: Any) -> EmulatorError:
+    """Fill in what a fault does not know about its place."""
+    instruction = _instruction_of(error, segment)
+    if isinstance(error, Fault) and not error.where.line and instruction is not None:
+        where = warp.where(instruction, lane=error.where.lane, address=error.where.address)
+        return type(error)(error.message, where)
+    if isinstance(error, PtxError) and not error.line and instruction is not None:
+        return type(error)(str(error), instruction.line)
+    return error
+
+
+def _translated(
+    error: Exception, warp: Warp, segment: Any, program: Any
+) -> EmulatorError:
+    """Return the fault behind an exception of compiled code."""
+    instruction = _instruction_of(error, segment)
+    if instruction is None:
+        return EmulatorError(f"internal error: {type(error).__name__}: {error}")
+    for operand in _sources(instruction):
+        value = warp.registers[instruction.slot(operand).index]
+        if isinstance(value, Unreadable):
+            message = f"register {operand.name} {value.describe()}"
+            where = warp.where(instruction)
+            if isinstance(value, InFlight):
+                rule = "asynchronous results need a wait before they are used"
+                return RaceError(f"race: {message}; {rule}", where, rule=rule)
+            return UninitialisedRead(message, where)
+    return EmulatorError(
+        f"internal error at PTX line {instruction.line} `{instruction.text}`: "
+        f"{type(error).__name__}: {error}"
+    )
+
+
+def _sources(instruction: Instruction) -> Iterable[syntax.Register]:
+    if instruction.guard is not None:
+        yield instruction.guard.register
+    for operand in instruction.operands.values():
+        yield from registers_of(operand)
+
+
+def _instruction_of(error: BaseException, segment: Any) -> Instruction | None:
+    """Return the instruction whose compiled code an exception passed through."""
+    if segment is None:
+        return None
+    traceback = error.__traceback__
+    while traceback is not None:
+        name = traceback.tb_frame.f_code.co_filename
+        if name.startswith("<segment "):
+            variant = name[:-1].rpartition(" ")[2]
+            return segment.lines[variant].get(traceback.tb_lineno)
+        traceback = traceback.tb_next
+    return segment.instructions[-1] if segment.instructions else None
