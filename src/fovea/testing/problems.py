@@ -35,7 +35,7 @@ def dense_problem(
     seed: int = 0,
     **options: Any,
 ) -> AttentionProblem:
-    """Return the problem of a dense call on normal inputs; options as `fovea.attention` has them."""
+    """Return the problem of a dense call on normal inputs; options as in `fovea.attention`."""
     q, k, v = dense_qkv(shape, dtype=dtype, device=device, seed=seed)
     return make_dense(q, k, v, Request(wants_lse=True, wants_max_score=True, **options))
 
@@ -78,7 +78,7 @@ def all_needs(problem: AttentionProblem) -> GradientNeeds:
 
 
 def check_reference(problem: AttentionProblem, *, tile_n: int) -> tuple[ForwardResult, Gradients]:
-    """Run the reference with random cotangents; raise AssertionError if a result is out of budget."""
+    """Run the reference with random cotangents; raise AssertionError on a result out of budget."""
     result = tiled_forward.forward(problem, tile_n=tile_n)
     check_forward(problem, result)
     dout = normal(result.out.shape, seed=101, dtype=problem.dtype, device=problem.device)
