@@ -1,1 +1,35 @@
 """fovea: exact attention for PyTorch, customised by plain-Python score and mask functions."""
+
+from fovea import flash_attn, mods
+from fovea.api import (
+    Aux,
+    AuxRequest,
+    Explanation,
+    attention,
+    attention_varlen,
+    explain,
+    flex_attention,
+    precompile,
+)
+from fovea.errors import FoveaError, FoveaWarning, TraceError, UnsupportedError
+from fovea.tiling.block_mask import create_block_mask
+from fovea.version import __version__
+
+__all__ = [
+    "Aux",
+    "AuxRequest",
+    "Explanation",
+    "FoveaError",
+    "FoveaWarning",
+    "TraceError",
+    "UnsupportedError",
+    "__version__",
+    "attention",
+    "attention_varlen",
+    "create_block_mask",
+    "explain",
+    "flash_attn",
+    "flex_attention",
+    "mods",
+    "precompile",
+]

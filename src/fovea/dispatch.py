@@ -67,19 +67,31 @@ def check_backend(backend: object) -> str | None:
 
 
 def choose(problem: AttentionProblem, backend: str | None) -> Choice:
-    """Return the backend that runs `problem`.
+    """Return the backend that runs `problem`; warn once where CUDA tensors go to the reference.
 
     Raises:
         ValueError: no such backend.
         UnsupportedError: the named backend does not take this problem.
     """
     if backend is None:
+        if not problem.q.is_cuda:
+            return _ON_CPU
+        choice = _choose_freely(problem)
+        if choice.backend == "reference":
+            _warn_of_reference(choice.reason)
+        return choice
+    return decide(problem, backend)
+
+
+def decide(problem: AttentionProblem, backend: str | None) -> Choice:
+    """Return what `choose` does, without its warning."""
+    if backend is None:
         return _choose_freely(problem) if problem.q.is_cuda else _ON_CPU
     if backend == "reference":
         return _ASKED_REFERENCE
     check_backend(backend)
     arch = _arch_for(problem, backend)
-    lack = _lack(problem, backend, arch)
+    lack = lack_of(problem, backend, arch)
     if lack is None:
         return Choice(backend, "asked for", "reference", arch)
     if problem.deterministic_warns and _takes_nondeterministic(problem, backend, arch):
@@ -148,14 +160,13 @@ def _forward(problem: AttentionProblem, choice: Choice) -> ForwardResult:
 def _choose_freely(problem: AttentionProblem) -> Choice:
     """Return "cuda" where it takes a problem on a GPU, else the reference with a warning."""
     arch = arch_of(problem.q.device)
-    lack = _lack(problem, "cuda", arch)
+    lack = lack_of(problem, "cuda", arch)
     if lack is None:
         return Choice(
             "cuda", f"the GPU has kernels ({arch}) that take this call", "reference", arch
         )
     if problem.deterministic_warns and _takes_nondeterministic(problem, "cuda", arch):
         return Choice("cuda", f"the GPU has kernels ({arch})", "reference", arch, True)
-    _warn_of_reference(lack)
     return Choice("reference", f"backend 'cuda' does not take this call: {lack}", "reference")
 
 
@@ -165,7 +176,7 @@ def _arch_for(problem: AttentionProblem, backend: str) -> Arch | None:
     return arch_named(_EMULATORS[backend])
 
 
-def _lack(problem: AttentionProblem, backend: str, arch: Arch | None) -> str | None:
+def lack_of(problem: AttentionProblem, backend: str, arch: Arch | None) -> str | None:
     """Return why a kernel backend cannot run a problem, or None if it can."""
     if backend == "cuda":
         if not problem.q.is_cuda:
@@ -199,7 +210,7 @@ def _missing_runtime(backend: str) -> str | None:
 
 
 def _takes_nondeterministic(problem: AttentionProblem, backend: str, arch: Arch | None) -> bool:
-    return _lack(replace(problem, deterministic=False), backend, arch) is None
+    return lack_of(replace(problem, deterministic=False), backend, arch) is None
 
 
 def _without_determinism(problem: AttentionProblem, choice: Choice) -> AttentionProblem:
@@ -212,14 +223,14 @@ def _without_determinism(problem: AttentionProblem, choice: Choice) -> Attention
     return replace(problem, deterministic=False)
 
 
-def _warn_of_reference(lack: str) -> None:
+def _warn_of_reference(reason: str) -> None:
     """Warn, once a process, that CUDA tensors go to the slow reference."""
     global _has_warned
     if _has_warned:
         return
     _has_warned = True
     warnings.warn(
-        f"fovea runs its reference, not a kernel, on CUDA tensors: {lack}. fovea.explain(...) "
+        f"fovea runs its reference, not a kernel, on CUDA tensors: {reason}. fovea.explain(...) "
         "shows the choice for a call; pass backend='cuda' to get an error instead. Shown once.",
         FoveaWarning,
         stacklevel=2,

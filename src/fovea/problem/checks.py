@@ -277,7 +277,8 @@ def _check_callable(name: str, mod: object, signature: str) -> Callable[..., Any
 
 def _check_captures(name: str, mod: TracedMod, q: Tensor) -> TracedMod:
     for capture in mod.captures:
-        if capture.device != q.device:
+        # Meta tensors stand for a call that is only explained or compiled.
+        if capture.device != q.device and q.device.type != "meta":
             raise ValueError(
                 invalid(
                     f"device of a tensor captured by {name} ({mod.source})",

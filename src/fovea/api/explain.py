@@ -1,0 +1,260 @@
+"""fovea.explain: what a call would run, and why.
+
+Lives here: the answer as a value, and its text. Not here: the decisions themselves (`dispatch.py`,
+`plan/select.py`), which this module only asks. Invariant: nothing is compiled or launched, and no
+tensor is read.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fovea import dispatch
+from fovea.api.attention import autocast
+from fovea.api.flex import flex_problem, split_options
+from fovea.api.variants import Kernel, kernel_of
+from fovea.arch import ARCHS
+from fovea.errors import UnsupportedError, invalid
+from fovea.problem import AttentionProblem, Request, VarlenRequest, make_dense, make_varlen
+from fovea.tiling.bounds import Band, visible_pairs
+
+_REQUEST_NAMES = (
+    *("causal", "window", "score_mod", "mask_mod", "block_mask", "softcap", "sink", "scale"),
+    "deterministic",
+)
+_VARLEN_NAMES = (
+    *("cu_seqlens_q", "cu_seqlens_kv", "max_seqlen_q", "max_seqlen_kv"),
+    *("seqused_q", "seqused_kv", "page_table"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What a call would run; `print` it for people.
+
+    Attributes:
+        backend: the backend of the forward; None where the call would raise.
+        reason: why that one, or the error.
+        backward_backend, second_order_backend: what differentiates it, once and twice.
+        kernels: for each architecture, the kernel of this call or what is lacking.
+        visible_pairs, total_pairs: (query, key) pairs inside causal, window and listed blocks, and
+            all of them; mask_mods are not evaluated, so fewer may be visible. None where lengths
+            lie in tensors.
+        flops: of the forward over `visible_pairs`; flops_dense over all.
+        specialised: captured numbers that a mod branches on, so that each value is its own kernel.
+        scalars: captured numbers that are arguments, so that a new value compiles nothing.
+        ignored_options: kernel_options that change nothing here.
+        copies: inputs whose layout a kernel cannot read in place.
+    """
+
+    call: str
+    backend: str | None
+    reason: str
+    backward_backend: str | None
+    second_order_backend: str
+    kernels: tuple[Kernel, ...]
+    visible_pairs: int | None
+    total_pairs: int | None
+    flops: int | None
+    flops_dense: int | None
+    specialised: tuple[str, ...]
+    scalars: tuple[str, ...]
+    ignored_options: tuple[str, ...]
+    copies: tuple[str, ...]
+
+    @property
+    def kernel(self) -> Kernel | None:
+        """The kernel that the chosen backend runs; None for the reference."""
+        if self.backend is None or self.backend == "reference":
+            return None
+        return next((kernel for kernel in self.kernels if kernel.is_chosen), None)
+
+    @property
+    def sparsity(self) -> float | None:
+        """Fraction of pairs that are skipped."""
+        if self.visible_pairs is None or not self.total_pairs:
+            return None
+        return 1 - self.visible_pairs / self.total_pairs
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    backend: str | None = None,
+    kernel_options: dict[str, Any] | None = None,
+    enable_gqa: bool = False,
+    return_aux: Any = None,
+    **keywords: Any,
+) -> Explanation:
+    """Return what `fovea.attention` would run for these arguments, and why.
+
+    Args:
+        q, k, v: as the call would take them; meta tensors do, since nothing is read.
+        backend: as the call takes it.
+        kernel_options: explain `fovea.flex_attention` with these options instead: q, k and v are
+            (batch, heads, seqlen, head_dim).
+        enable_gqa: as `fovea.flex_attention` takes it.
+        return_aux: as the call takes it.
+        **keywords: the other keywords of `fovea.attention`, and cu_seqlens_q, cu_seqlens_kv,
+            max_seqlen_q, max_seqlen_kv, ... of `fovea.attention_varlen`.
+
+    Raises:
+        TypeError, ValueError: wrong input, as the call would raise. A call that would raise
+            UnsupportedError is explained.
+    """
+    _check_names(keywords)
+    request = Request(
+        **{name: keywords[name] for name in _REQUEST_NAMES if name in keywords},
+        wants_lse=bool(getattr(return_aux, "lse", False)),
+        wants_max_score=bool(
+            getattr(return_aux, "max_score", getattr(return_aux, "max_scores", False))
+        ),
+    )
+    ignored: tuple[str, ...] = ()
+    if kernel_options is not None:
+        options, ignored = split_options(kernel_options)
+        backend = options["backend"] if backend is None else backend
+        if options["deterministic"] is not None:
+            request = request._replace(deterministic=options["deterministic"])
+        problem = flex_problem(q, k, v, request, enable_gqa=enable_gqa)
+    elif "cu_seqlens_q" in keywords:
+        named = {name: keywords[name] for name in _VARLEN_NAMES if name in keywords}
+        where = VarlenRequest(**{"cu_seqlens_kv": None, **named})
+        problem = make_varlen(*autocast(q, k, v), where, request)
+    else:
+        problem = make_dense(*autocast(q, k, v), request)
+    return explain_problem(problem, dispatch.check_backend(backend), ignored)
+
+
+def explain_problem(
+    problem: AttentionProblem, backend: str | None, ignored: tuple[str, ...] = ()
+) -> Explanation:
+    """Return the explanation of a validated call."""
+    choice = None
+    try:
+        choice = dispatch.decide(problem, backend)
+        reason = choice.reason
+    except UnsupportedError as error:
+        reason = f"UnsupportedError: {error}"
+    arch = None if choice is None else choice.arch
+    visible, total = _pairs(problem)
+    per_pair = 2 * (problem.head_dim + problem.head_dim_v)
+    mods = (problem.score_mod, problem.mask_mod, problem.block_mask_mod)
+    return Explanation(
+        call=_call_text(problem),
+        backend=None if choice is None else choice.backend,
+        reason=reason,
+        backward_backend=None if choice is None else choice.backward_backend,
+        second_order_backend="reference",
+        kernels=tuple(kernel_of(problem, a, is_chosen=a == arch) for a in ARCHS.values()),
+        visible_pairs=visible,
+        total_pairs=total,
+        flops=None if visible is None else per_pair * visible,
+        flops_dense=None if total is None else per_pair * total,
+        specialised=tuple(note for mod in mods if mod is not None for note in mod.specialised),
+        scalars=tuple(f"{s!r}" for mod in mods if mod is not None for s in mod.scalars),
+        ignored_options=ignored,
+        copies=_copies(problem),
+    )
+
+
+def _check_names(keywords: dict[str, Any]) -> None:
+    known = {*_REQUEST_NAMES, *_VARLEN_NAMES}
+    for name in keywords:
+        if name not in known:
+            raise TypeError(
+                invalid("keyword", repr(name), ", ".join(sorted(known)), "correct its spelling")
+            )
+
+
+def _pairs(problem: AttentionProblem) -> tuple[int | None, int | None]:
+    """Return ((query, key) pairs left by band and lists, all pairs), over batch and heads."""
+    if problem.varlen is not None:
+        return None, None
+    rows = problem.batch * problem.heads_q
+    total = problem.seqlen_q * problem.seqlen_kv
+    band = Band.of(
+        problem.causal,
+        problem.window,
+        seqlen_q=problem.seqlen_q,
+        seqlen_kv=problem.seqlen_kv,
+    )
+    visible = rows * visible_pairs(band, seqlen_q=problem.seqlen_q, seqlen_kv=problem.seqlen_kv)
+    lists = problem.block_lists
+    if lists is not None and lists.device.type == "cpu":
+        # On a GPU the counts would have to be fetched, which explain does not do.
+        count = int(lists.kv_num_blocks.sum())
+        if lists.full_kv_num_blocks is not None:
+            count += int(lists.full_kv_num_blocks.sum())
+        copies = rows // max(lists.batch * lists.heads, 1)
+        area = count * copies * lists.block_q * lists.block_kv
+        visible = min(visible, area, rows * total)
+    return visible, rows * total
+
+
+def _copies(problem: AttentionProblem) -> tuple[str, ...]:
+    """Return the inputs that a kernel reads from a copy."""
+    found: list[str] = []
+    for name, tensor in (("q", problem.q), ("k", problem.k), ("v", problem.v)):
+        size = tensor.element_size()
+        strides = tensor.stride()
+        if tensor.numel() and strides[-1] != 1 and tensor.shape[-1] != 1:
+            found.append(f"{name} (last stride {strides[-1]}, needed 1)")
+        elif any(stride * size % 16 for stride in strides[:-1]):
+            found.append(f"{name} (strides {strides} of {size} bytes are no multiples of 16 bytes)")
+    return tuple(found)
+
+
+def _call_text(problem: AttentionProblem) -> str:
+    shape = " ".join(f"{name}{tuple(t.shape)}" for name, t in (("q", problem.q), ("k", problem.k)))
+    names = [f"causal={problem.causal}"] if problem.causal else []
+    if problem.window != (None, None):
+        names.append(f"window={problem.window}")
+    for name in ("softcap", "sink", "score_mod", "mask_mod", "block_lists", "varlen"):
+        if getattr(problem, name) is not None:
+            names.append(name)
+    if problem.deterministic:
+        names.append("deterministic")
+    return f"{shape} head_dim_v={problem.head_dim_v} {problem.dtype} on {problem.device} " + (
+        ", ".join(names) or "dense"
+    )
+
+
+def _lines(e: Explanation) -> list[str]:
+    lines = [f"call          {e.call}"]
+    lines.append(f"forward       {e.backend or 'none'}: {e.reason}")
+    if e.backend is not None:
+        lines.append(f"backward      {e.backward_backend}; second order: {e.second_order_backend}")
+    if e.total_pairs is not None and e.visible_pairs is not None and e.flops is not None:
+        sparsity = e.sparsity or 0.0
+        lines.append(
+            f"work          {_big(e.flops)}FLOP in {_big(e.visible_pairs)}pairs; "
+            f"{100 * sparsity:.1f} % of {_big(e.total_pairs)}pairs are skipped by causal, window "
+            "and block lists"
+        )
+    for kernel in e.kernels:
+        lines.extend(kernel.lines())
+    if e.scalars:
+        lines.append(f"scalars       {', '.join(e.scalars)}: run-time arguments of the kernel")
+    if e.specialised:
+        lines.append(f"specialised   {'; '.join(e.specialised)}: a new value is a new kernel")
+    if e.ignored_options:
+        lines.append(f"ignored       kernel_options {', '.join(e.ignored_options)}")
+    if e.copies:
+        lines.append(f"copied first  {', '.join(e.copies)}")
+    return lines
+
+
+def _big(number: float) -> str:
+    """Return a number with a decimal prefix and a space before the unit."""
+    for prefix in ("", "K", "M", "G", "T", "P"):
+        if number < 1000:
+            return f"{number:.3g} {prefix}"
+        number /= 1000
+    return f"{number:.3g} E"
