@@ -256,7 +256,7 @@ def trace_score(score_mod: object, q: Tensor) -> TracedMod | None:
         return None
     function = _check_callable("score_mod", score_mod, "(score, b, h, q_idx, kv_idx) -> score")
     score_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return _check_captures("score_mod", trace_score_mod(function, score_dtype, q.device), q)
+    return check_captures("score_mod", trace_score_mod(function, score_dtype, q.device), q)
 
 
 def trace_mask(name: str, mask_mod: object, q: Tensor) -> TracedMod | None:
@@ -264,7 +264,7 @@ def trace_mask(name: str, mask_mod: object, q: Tensor) -> TracedMod | None:
     if mask_mod is None:
         return None
     function = _check_callable(name, mask_mod, "(b, h, q_idx, kv_idx) -> bool")
-    return _check_captures(name, trace_mask_mod(function, q.device), q)
+    return check_captures(name, trace_mask_mod(function, q.device), q)
 
 
 def _check_callable(name: str, mod: object, signature: str) -> Callable[..., Any]:
@@ -275,7 +275,8 @@ def _check_callable(name: str, mod: object, signature: str) -> Callable[..., Any
     return mod
 
 
-def _check_captures(name: str, mod: TracedMod, q: Tensor) -> TracedMod:
+def check_captures(name: str, mod: TracedMod, q: Tensor) -> TracedMod:
+    """Return `mod`; raise ValueError unless its captured tensors are on the device of q."""
     for capture in mod.captures:
         # Meta tensors stand for a call that is only explained or compiled.
         if capture.device != q.device and q.device.type != "meta":
