@@ -82,8 +82,10 @@ def kernel(
         copies
         or """
     @%first mbarrier.arrive.expect_tx.shared::cta.b64 %state, [%bar], %total;
-    @%first cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%sa], [%in], %bytes, [%bar];
-    @%first cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%sb], [%inb], %bytesb, [%bar];
+    @%first cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes
+        [%sa], [%in], %bytes, [%bar];
+    @%first cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes
+        [%sb], [%inb], %bytesb, [%bar];
 wait:
     mbarrier.try_wait.parity.shared::cta.b64 %p, [%bar], 0;
     @!%p bra wait;

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fovea.emulator.layout.tensor_memory import accumulator_blocks, access_table
+from fovea.emulator.layout.tensor_memory import access_table, accumulator_blocks
 
 
 @pytest.mark.parametrize("shape", ["32x32b", "16x64b", "16x128b", "16x256b", "16x32bx2"])
