@@ -4,4 +4,5 @@ import sys
 
 from fovea.cli.main import main
 
-sys.exit(main())
+if __name__ == "__main__":  # worker processes of the compile pool import this file too
+    sys.exit(main())

@@ -26,6 +26,11 @@ application = typer.Typer(
 )
 
 
+# What wrong input, a missing package, the compiler or a full disk end in; the rest is a bug of
+# ours and shows where.
+EXPECTED = (FoveaError, ValueError, TypeError, RuntimeError, OSError, ModuleNotFoundError)
+
+
 class _Settings:
     """What the options before the subcommand set."""
 
@@ -74,7 +79,7 @@ def _guarded(command: Callable[..., None]) -> Callable[..., None]:
     def run(*arguments: Any, **keywords: Any) -> None:
         try:
             command(*arguments, **keywords)
-        except (FoveaError, ValueError, TypeError, OSError) as error:
+        except EXPECTED as error:
             if _Settings.traceback:
                 raise
             sys.stderr.write(f"error: {error}\n(fovea --traceback ... shows where it came from)\n")

@@ -3,6 +3,7 @@
 Lives here: options in, a table and files out. Compiling and bundles are `compile/`'s.
 """
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -10,16 +11,17 @@ import torch
 import typer
 from rich.console import Console
 
+import fovea
 from fovea.arch import arch_named
 from fovea.cli.kernel import compile_forward, resource_table
 from fovea.cli.options import Causal, MaskMod, ScoreMod, Softcap, Window, Words, read_call
-from fovea.compile import artifact as artifacts
+from fovea.compile.bundle import load_bundle
 from fovea.problem import Request, make_dense
 
 Arch = Annotated[str, typer.Option(help="sm90 | sm100.")]
-Out = Annotated[
+Bundle = Annotated[
     Path | None,
-    typer.Option(metavar="FOLDER", help="Also write its launcher, PTX, cubin and record there."),
+    typer.Option(metavar="FOLDER", help="Also write a bundle for machines without a compiler."),
 ]
 
 
@@ -31,20 +33,22 @@ def run(
     score_mod: ScoreMod = None,
     mask_mod: MaskMod = None,
     arch: Arch = "sm90",
-    out: Out = None,
+    bundle: Bundle = None,
 ) -> None:
-    """Compile a call's forward kernel into the disk cache and show what it uses.
+    """Compile every kernel that calls like this one can run, and show what its own uses.
 
     Lengths, batch, heads and scalars do not matter: they are arguments of the kernel.
     """
     wanted = read_call(call, causal, window, softcap, (score_mod, mask_mod))
-    problem = make_dense(*wanted.make_inputs(torch.device("cpu")), Request(**wanted.keywords))
-    kernel = compile_forward(problem, arch_named(arch))
+    q, k, v = wanted.make_inputs(torch.device("cpu"))
+    start = time.perf_counter()
+    fovea.precompile(q, k, v, archs=(arch,), bundle=bundle, **wanted.keywords)
+    seconds = time.perf_counter() - start
+    problem = make_dense(q, k, v, Request(**wanted.keywords))
+    kernel = compile_forward(problem, arch_named(arch))  # in the cache by now
+    console = Console(highlight=False)
     record = kernel.artifact.record
-    console = Console()
-    how = "from the cache" if kernel.was_cached else "compiled"
-    console.print(f"{record.name} for {record.target}: {how} in {kernel.seconds:.2f} s")
+    console.print(f"{record.name} for {record.target}, its variants too: {seconds:.1f} s")
     console.print(resource_table(kernel))
-    if out is not None:
-        kernel.artifact.write(out)
-        console.print(f"written to {out}: {', '.join((artifacts.RECORD, *artifacts.FILES))}")
+    if bundle is not None:
+        console.print(f"bundle: {load_bundle(bundle).summary()} in {bundle}")

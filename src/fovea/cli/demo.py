@@ -5,7 +5,6 @@ that cannot run here says why instead, and no figure is printed that was not jus
 """
 
 import time
-import warnings
 from collections.abc import Callable
 
 import torch
@@ -20,7 +19,6 @@ from fovea.cli.accuracy import judge
 from fovea.cli.call import Shape
 from fovea.cli.demo_call import DemoCall, make_call, shown_source
 from fovea.cli.disassembly import find_nvdisasm
-from fovea.cli.emulation import emulate
 from fovea.cli.kernel import compile_forward, resource_table
 from fovea.cli.timing import time_interleaved
 from fovea.errors import UnsupportedError
@@ -57,7 +55,7 @@ def run() -> None:
     )
     machine = torch.cuda.get_device_name(device) if is_gpu else "a CPU, no GPU visible"
     console.print(f"[bold]fovea {__version__}[/] on {machine}, torch {torch.__version__}\n")
-    console.print("[bold]ALiBi + sliding window + documents in plain Python[/]")
+    console.print("[bold]ALiBi + sliding window + documents: five lines of Python, and the call[/]")
     console.print(Syntax(shown_source(), "python", background_color="default", padding=(0, 2)))
     _part(console, "Speed and error", lambda: _speed_and_error(console, call, device))
     _part(console, "Gradients", lambda: _gradients(console, call))
@@ -76,14 +74,11 @@ def _part(console: Console, title: str, show: Callable[[], None]) -> None:
 
 
 def _speed_and_error(console: Console, call: DemoCall, device: torch.device) -> None:
-    with warnings.catch_warnings():
-        # On a CPU flex_attention warns that it runs uncompiled; the table says so.
-        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
-        is_gpu = device.type == "cuda"
-        flex = peers.flex(call.q, call.k, call.v, **call.keywords, compiled=is_gpu)
-        timings = time_interleaved({"fovea": call.run, "flex": flex}, device)
-        backend = fovea.explain(call.q, call.k, call.v, **call.keywords).backend
-        errors = {"fovea": _error(call, call.run()), "flex": _error(call, flex())}
+    is_gpu = device.type == "cuda"
+    flex = peers.flex(call.q, call.k, call.v, **call.keywords, compiled=is_gpu)
+    timings = time_interleaved({"fovea": call.run, "flex": flex}, device)
+    backend = fovea.explain(call.q, call.k, call.v, **call.keywords).backend
+    errors = {"fovea": _error(call, call.run()), "flex": _error(call, flex())}
     names = {
         "fovea": f"fovea, backend {backend}",
         "flex": f"torch flex_attention, {'compiled' if is_gpu else 'not compiled (dense)'}",
@@ -135,6 +130,8 @@ def _kernel(console: Console, call: DemoCall, device: torch.device) -> None:
 
 
 def _emulator(console: Console) -> None:
+    from fovea.cli.emulation import emulate  # needs numpy and llvmlite
+
     call = make_call(EMULATED_SHAPE, EMULATED_WINDOW, torch.device("cpu"))
     problem = make_dense(call.q, call.k, call.v, Request(**call.keywords))
     done = emulate(problem, compile_forward(problem, SM90), seed=0)

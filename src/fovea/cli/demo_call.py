@@ -94,8 +94,7 @@ def alibi_window_document(
         return score - slope[h] * (q_idx - kv_idx)
 
     def mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        near = (q_idx >= kv_idx) & (q_idx - kv_idx < window)
-        return near & (document[q_idx] == document[kv_idx])
+        return (q_idx >= kv_idx) & (q_idx - kv_idx < window) & (document[q_idx] == document[kv_idx])
 
     blocks = fovea.create_block_mask(mask, None, None, seqlen, seqlen, device)
     # end shown

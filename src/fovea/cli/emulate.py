@@ -12,7 +12,6 @@ from rich.table import Table
 
 from fovea.arch import arch_named
 from fovea.cli.call import Shape
-from fovea.cli.emulation import emulate
 from fovea.cli.kernel import compile_forward, resource_table
 from fovea.cli.options import Causal, MaskMod, ScoreMod, Softcap, Window, Words, read_call
 from fovea.problem import Request, make_dense
@@ -40,6 +39,10 @@ def run(
 
     A missing wait, fence or phase ends in a wrong value, a race report or a deadlock report.
     """
+    # Here, so that the other commands run without numpy.
+    from fovea.cli.emulation import emulate
+    from fovea.emulator import EmulatorError
+
     mods = (score_mod, mask_mod)
     wanted = read_call(call, causal, window, softcap, mods, default=DEFAULT)
     problem = make_dense(
@@ -54,7 +57,13 @@ def run(
     for heading in headings:
         table.add_column(heading, justify="right")
     for seed in range(seeds):
-        done = emulate(problem, kernel, seed=seed)
+        try:
+            done = emulate(problem, kernel, seed=seed)
+        except EmulatorError as fault:
+            console.print(table)
+            console.print(f"[bold]seed {seed}: {type(fault).__name__}[/]")
+            console.print(str(fault), markup=False)
+            raise typer.Exit(1) from fault
         table.add_row(
             str(seed),
             f"{done.accuracy.error:.2e}",

@@ -5,6 +5,7 @@ Invariant: a peer computes exactly what the fovea call computes, or there is no 
 never something near it.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -44,14 +45,22 @@ def flex(
     compiled: bool,
 ) -> Callable[[], Tensor]:
     """Return a call of torch's flex_attention; uncompiled it is dense, in memory and in work."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    keywords = {
+        "score_mod": score_mod,
+        "block_mask": block_mask,
+        "enable_gqa": q.shape[1] != k.shape[1],
+    }
     # torch declares only a partial type for the options of compile.
     function: Mod = cast(Any, torch).compile(flex_attention) if compiled else flex_attention
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    grouped = q.shape[1] != k.shape[1]
 
     def call() -> Tensor:
-        with torch.no_grad():
-            out = function(q, k, v, score_mod=score_mod, block_mask=block_mask, enable_gqa=grouped)
-        return out.transpose(1, 2)
+        return function(q, k, v, **keywords).transpose(1, 2)
 
-    return call
+    def call_quietly() -> Tensor:
+        with warnings.catch_warnings():
+            # It warns that it runs uncompiled; whoever asked for that says so beside the figure.
+            warnings.filterwarnings("ignore", message="flex_attention called without torch.com")
+            return call()
+
+    return call if compiled else call_quietly

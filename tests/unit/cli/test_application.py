@@ -1,0 +1,88 @@
+"""The command line as a whole: what reaches the terminal."""
+
+import json
+
+import pytest
+
+from fovea.cli.main import main
+from fovea.version import __version__
+
+pytest.importorskip("typer", reason="the extra cli is not installed")
+
+
+@pytest.fixture
+def cache_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("FOVEA_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_version_is_printed(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == __version__
+
+
+def test_help_lists_every_subcommand(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for name in ("demo", "info", "explain", "compile", "bench", "emulate", "cache"):
+        assert f" {name} " in text
+
+
+@pytest.mark.parametrize("name", ["demo", "explain", "compile", "bench", "emulate"])
+def test_each_subcommand_describes_itself(name, capsys):
+    assert main([name, "--help"]) == 0
+    assert f"fovea {name}" in capsys.readouterr().out
+
+
+def test_unknown_subcommand_fails(capsys):
+    assert main(["no-such-thing"]) == 2
+    assert "no-such-thing" in capsys.readouterr().err
+
+
+def test_info_prints_json(capsys):
+    assert main(["info", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fovea"] == __version__
+
+
+def test_empty_cache_is_said_to_be_empty(cache_folder, capsys):
+    assert main(["cache", "list"]) == 0
+    text = capsys.readouterr().out.replace("\n", "")
+    assert "holds no compiled kernel" in text
+    assert main(["cache", "list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_damaged_entry_is_listed_as_damaged_and_cleared(cache_folder, capsys):
+    entry = cache_folder / "v1" / "0123456789abcdef"
+    entry.mkdir(parents=True)
+    (entry / "record.json").write_text("{ cut sho")
+    assert main(["cache", "list", "--json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert (listed["key"], listed["name"]) == ("0123456789abcdef", "(damaged)")
+    assert main(["cache", "clear"]) == 0
+    assert not entry.exists()
+
+
+def test_wrong_word_ends_with_one_line_and_no_traceback(capsys):
+    assert main(["bench", "Q7"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: CALL='Q7'")
+    assert "Traceback" not in error
+
+
+def test_wrong_word_with_traceback_raises():
+    with pytest.raises(ValueError, match="CALL='Q7'"):
+        main(["--traceback", "bench", "Q7"])
+
+
+def test_bench_times_every_implementation_of_a_masked_call(capsys):
+    words = "bench B1 H2 S64 D16 fp32 --causal --window 9,0 --softcap 3.0".split()
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert "torch flex, uncompiled" in text
+    assert "torch sdpa" not in text  # it has no window: not the same call
+
+
+def test_explain_names_the_backend(capsys):
+    assert main("explain B1 H2 S64 D16 --causal".split()) == 0
+    assert "reference" in capsys.readouterr().out
