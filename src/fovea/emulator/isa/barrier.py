@@ -293,7 +293,7 @@ def mbarrier_try_wait(ins: Instruction) -> Any:
         def describe() -> str:
             return f"{barrier.describe()}; it waits for phase parity {phase & 1} to complete"
 
-        return Wait(is_complete, describe, resume, name=barrier.name)
+        return Wait(is_complete, describe, resume, name=barrier.name.partition(" of")[0])
 
     return run
 

@@ -1,0 +1,204 @@
+"""mma.sync: matrix multiply-accumulate of one warp.
+
+Lives here: fragments of the m16n8 shapes and m8n8k4. Not here: accumulation (`arithmetic/`),
+wgmma and tcgen05. Invariant: fragments are gathered to whole matrices, multiplied, scattered.
+Source: PTX ISA 9.7.15.5 (fragment figures).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fovea.emulator.arithmetic.accumulate import (
+    accumulation,
+    multiply_exact,
+    multiply_fast,
+    multiply_integer,
+)
+from fovea.emulator.arithmetic.formats import to_float32
+from fovea.emulator.errors import IllegalOperand
+from fovea.emulator.isa import instruction
+from fovea.emulator.isa.instruction import ALL_LANES, Array, Instruction
+from fovea.emulator.ptx.types import LANES
+
+_GROUP, _MEMBER = np.arange(LANES) // 4, np.arange(LANES) % 4
+_COLUMNS = 8
+_BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1, "f64": 8}
+
+
+def _rows_of(register: int) -> Array:
+    """Return the row each lane's register of A holds: pairs of registers are 8 rows apart."""
+    return _GROUP + 8 * (register & 1)
+
+
+def gather_a(registers: Sequence[Array], dtype: Any, rows: int) -> Array:
+    """Return A (rows x K) from its fragment; `dtype` is the raw unsigned element type."""
+    values = [np.ascontiguousarray(r).view(dtype).reshape(LANES, -1) for r in registers]
+    per = values[0].shape[1]
+    stride = 2 if rows == 16 else 1
+    result = np.zeros((rows, 4 * per * (len(values) // stride)), values[0].dtype)
+    for number, value in enumerate(values):
+        row = _rows_of(number) if rows == 16 else _GROUP
+        start = 4 * per * (number // stride)
+        for element in range(per):
+            result[row, start + _MEMBER * per + element] = value[:, element]
+    return result
+
+
+def gather_b(registers: Sequence[Array], dtype: Any) -> Array:
+    """Return B (K x 8) from its fragment."""
+    values = [np.ascontiguousarray(r).view(dtype).reshape(LANES, -1) for r in registers]
+    per = values[0].shape[1]
+    result = np.zeros((4 * per * len(values), _COLUMNS), values[0].dtype)
+    for number, value in enumerate(values):
+        for element in range(per):
+            result[4 * per * number + _MEMBER * per + element, _GROUP] = value[:, element]
+    return result
+
+
+def gather_c(registers: Sequence[Array], rows: int, dtype: Any) -> Array:
+    """Return C (rows x 8) from its fragment of full-width registers."""
+    result = np.zeros((rows, _COLUMNS), dtype)
+    for number, value in enumerate(registers):
+        result[_GROUP + 8 * (number // 2), 2 * _MEMBER + number % 2] = value
+    return result
+
+
+def scatter_d(matrix: Array, count: int) -> list[Array]:
+    """Return the fragment of D as full-width registers."""
+    return [
+        np.ascontiguousarray(matrix[_GROUP + 8 * (n // 2), 2 * _MEMBER + n % 2])
+        for n in range(count)
+    ]
+
+
+def _check(ins: Instruction, w: Any, mask: Array) -> None:
+    if mask is not ALL_LANES:
+        raise IllegalOperand(
+            f"{ins.opcode} is .aligned: all 32 lanes must execute it together", w.where(ins)
+        )
+
+
+def _expect(ins: Instruction, name: str, count: int) -> None:
+    if len(ins.items(name)) != count:
+        raise ins.error(f"{name} has {len(ins.items(name))} registers, the shape needs {count}")
+
+
+_SOURCE = "PTX ISA 9.7.15.5.14"
+
+
+@instruction("mma.sync.aligned.shape.row.col.dtype.atype.btype.ctype d, a, b, c",
+             source=_SOURCE, evidence="manual-only", kind="mma", shape="m16n8k8 m16n8k16",
+             dtype="f16 f32", atype="f16", btype="f16", ctype="f16 f32")  # fmt: skip
+@instruction("mma.sync.aligned.shape.row.col.dtype.atype.btype.ctype d, a, b, c",
+             source=_SOURCE, evidence="manual-only", kind="mma", shape="m16n8k8 m16n8k16",
+             dtype="f32", atype="bf16", btype="bf16", ctype="f32")  # fmt: skip
+@instruction("mma.sync.aligned.shape.row.col.dtype.atype.btype.ctype d, a, b, c",
+             source=_SOURCE, evidence="manual-only", kind="mma", shape="m16n8k4 m16n8k8",
+             dtype="f32", atype="tf32", btype="tf32", ctype="f32")  # fmt: skip
+@instruction("mma.sync.aligned.shape.row.col.dtype.atype.btype.ctype d, a, b, c",
+             "mma.sync.aligned.shape.row.col.kind::f8f6f4.dtype.atype.btype.ctype d, a, b, c",
+             source=_SOURCE, evidence="manual-only", kind="mma", shape="m16n8k16 m16n8k32",
+             dtype="f16 f32", atype="e4m3 e5m2", btype="e4m3 e5m2", ctype="f16 f32")  # fmt: skip
+def mma_float(ins: Instruction) -> Any:
+    """d = a * b + c in floats."""
+    size, depth = _BYTES[ins["atype"]], int(ins["shape"].partition("k")[2])
+    _expect(ins, "a", 16 * depth * size // 128)
+    _expect(ins, "b", 8 * depth * size // 128)
+    half_c, half_d = ins["ctype"] == "f16", ins["dtype"] == "f16"
+    _expect(ins, "c", 2 if half_c else 4)
+    _expect(ins, "d", 2 if half_d else 4)
+    raw = {1: np.uint8, 2: np.uint16, 4: np.uint32}[size]
+    read_a, read_b = ins.read_vector("a", "b32"), ins.read_vector("b", "b32")
+    read_c = ins.read_vector("c", "b32" if half_c else "f32")
+    write = ins.write_vector("d", "b32" if half_d else "f32")
+    flops = f"mma_flops.{ins['atype']}"
+    how = accumulation("hopper", ins["atype"], ins["dtype"])
+
+    def run(w: Any, mask: Array) -> None:
+        _check(ins, w, mask)
+        a = to_float32(gather_a(read_a(w), raw, 16), ins["atype"])
+        b = to_float32(gather_b(read_b(w), raw), ins["btype"])
+        c = _half_c(read_c(w)) if half_c else gather_c(read_c(w), 16, np.float32)
+        if half_d:
+            c = c.astype(np.float16)
+        elif half_c:
+            c = c.astype(np.float32)
+        if w.machine.options.exact_mma:
+            d = multiply_exact(a, b, c, a_format=ins["atype"], b_format=ins["btype"], how=how)
+        else:
+            d = multiply_fast(a, b, c)
+        w.machine.counters.add(flops, 2 * 16 * 8 * depth)
+        if half_d:
+            write(w, mask, _half_d(d.astype(np.float16)))
+        else:
+            write(w, mask, scatter_d(d.astype(np.float32), 4))
+
+    return run
+
+
+def _half_c(registers: Sequence[Array]) -> Array:
+    pairs = [np.ascontiguousarray(r).view(np.float16).reshape(LANES, 2) for r in registers]
+    return gather_c([pairs[n // 2][:, n % 2] for n in range(4)], 16, np.float16)
+
+
+def _half_d(matrix: Array) -> list[Array]:
+    lanes = scatter_d(matrix, 4)
+    return [
+        np.ascontiguousarray(np.stack(lanes[2 * n : 2 * n + 2], axis=1)).view(np.uint32).ravel()
+        for n in range(2)
+    ]
+
+
+@instruction("mma.sync.aligned.shape.row.col{.satfinite}.s32.atype.btype.s32 d, a, b, c",
+             source=_SOURCE, evidence="manual-only", kind="mma", shape="m16n8k16 m16n8k32",
+             atype="s8 u8", btype="s8 u8")  # fmt: skip
+@instruction("mma.sync.aligned.shape.row.col{.satfinite}.s32.atype.btype.s32 d, a, b, c",
+             source=_SOURCE, evidence="manual-only", kind="mma", shape="m8n8k16",
+             atype="s8 u8", btype="s8 u8")  # fmt: skip
+def mma_integer(ins: Instruction) -> Any:
+    """d = a * b + c in 8-bit integers."""
+    rows = int(ins["shape"][1:].partition("n")[0])
+    depth = int(ins["shape"].partition("k")[2])
+    _expect(ins, "a", rows * depth // 128)
+    _expect(ins, "b", 8 * depth // 128)
+    count = rows * 8 // LANES
+    _expect(ins, "c", count)
+    _expect(ins, "d", count)
+    kinds = [np.int8 if ins[name] == "s8" else np.uint8 for name in ("atype", "btype")]
+    read_a, read_b = ins.read_vector("a", "b32"), ins.read_vector("b", "b32")
+    read_c, write = ins.read_vector("c", "s32"), ins.write_vector("d", "s32")
+
+    def run(w: Any, mask: Array) -> None:
+        _check(ins, w, mask)
+        a, b = gather_a(read_a(w), kinds[0], rows), gather_b(read_b(w), kinds[1])
+        c = gather_c(read_c(w), rows, np.int32)
+        d = multiply_integer(a, b, c, saturates=ins.has("satfinite"))
+        w.machine.counters.add(f"mma_flops.{ins['atype']}", 2 * rows * 8 * depth)
+        write(w, mask, scatter_d(d.astype(np.int32), count))
+
+    return run
+
+
+@instruction("mma.sync.aligned.shape.row.col{.rnd}.f64.f64.f64.f64 d, a, b, c",
+             source=_SOURCE, evidence="inferred", kind="mma",
+             shape="m8n8k4 m16n8k4 m16n8k8 m16n8k16", rnd="rn")  # fmt: skip
+def mma_double(ins: Instruction) -> Any:
+    """d = a * b + c in double precision (products and sums each rounded)."""
+    rows = int(ins["shape"][1:].partition("n")[0])
+    depth = int(ins["shape"].partition("k")[2])
+    _expect(ins, "a", rows * depth // LANES)
+    _expect(ins, "b", 8 * depth // LANES)
+    count = rows * 8 // LANES
+    read_a, read_b = ins.read_vector("a", "f64"), ins.read_vector("b", "f64")
+    read_c, write = ins.read_vector("c", "f64"), ins.write_vector("d", "f64")
+
+    def run(w: Any, mask: Array) -> None:
+        _check(ins, w, mask)
+        a, b = gather_a(read_a(w), np.float64, rows), gather_b(read_b(w), np.float64)
+        d = a @ b + gather_c(read_c(w), rows, np.float64)
+        w.machine.counters.add("mma_flops.f64", 2 * rows * 8 * depth)
+        write(w, mask, scatter_d(d, count))
+
+    return run
