@@ -206,7 +206,7 @@ from pathlib import Path
 from fovea.compile.cache import Cache
 artifact = pickle.loads(Path(sys.argv[2]).read_bytes())
 cache = Cache(Path(sys.argv[1]), int(sys.argv[3]))
-for _ in range(60):
+for _ in range(25):
     cache.store(artifact)
     found = cache.load(artifact.record.key)
     assert found is None or found.contents == artifact.contents
