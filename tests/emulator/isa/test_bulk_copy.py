@@ -133,8 +133,7 @@ wait:
     )
     out = np.zeros((3, 64), np.uint32)
     # CTA 1 is not in the mask: it neither waits nor stores.
-    run(text.replace("%state, [%bar], %bytes;\n    mov", "%state, [%bar], %bytes;\n    mov"),
-        out, array, cluster=3)  # fmt: skip
+    run(text, out, array, cluster=3)
     assert np.array_equal(out[0], array)
     assert not out[1].any()
     assert np.array_equal(out[2], array)
@@ -182,7 +181,7 @@ def test_reuse_of_a_stores_source_needs_commit_and_wait(commit, wait, is_clean):
         run(text, out, array)
         return
     with pytest.raises(RaceError, match=r"st\.shared"):
-        run(text, out, array, async_delay="late")
+        run(text, out, array, async_delay="eager")
 
 
 def test_wait_by_another_thread_does_not_cover_the_group():
