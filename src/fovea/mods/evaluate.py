@@ -49,11 +49,12 @@ def evaluate(
 ) -> Tensor:
     """Return the new score, or the mask, at every position the inputs broadcast to.
 
-    A float64 score widens the graph: what was fp32 is computed in fp64.
+    A float64 score widens a graph traced for fp32 scores: what was fp32 is computed in fp64.
 
     Shapes: any that broadcast, for example b (B, 1, 1, 1), h (1, H, 1, 1), q_idx (1, 1, M, 1),
         kv_idx (1, 1, 1, N), score (B, H, M, N). The result broadcasts to the same shape, but has
         extent 1 along dimensions that the mod does not read.
+
     Args:
         graph: a traced mod's graph.
         score: needed by a score graph.
@@ -69,7 +70,7 @@ def evaluate(
     Raises:
         IndexError: a gather leaves its tensor at a position that `check` says is visible.
     """
-    if score is not None and score.dtype == torch.float64:
+    if score is not None and score.dtype == torch.float64 and graph.dtype == "f32":
         graph = graph.widened
     surroundings = surround(
         {"score": score, "b": b, "h": h, "q_idx": q_idx, "kv_idx": kv_idx},
@@ -99,7 +100,7 @@ def evaluate_derivative(
 
     Shapes: as `evaluate`; `grad` has the full broadcast shape; the first result has it too.
     """
-    if score.dtype == torch.float64:
+    if score.dtype == torch.float64 and derivative.nodes[derivative.d_score].dtype == "f32":
         derivative = derivative.widened
     inputs: dict[str, Tensor | None] = {"score": score, "b": b, "h": h, "q_idx": q_idx}
     surroundings = surround(inputs | {"kv_idx": kv_idx, "grad": grad}, captures, scalars)
@@ -294,7 +295,8 @@ def _scatter(
     Dimensions along which neither index nor value changes are summed (by counting) first, so a
     bias per head costs one addition per head and not one per score.
     """
-    rank = len(shape)
+    rank = max(len(shape), value.dim(), *(number.dim() for number in index), 0)
+    shape = (1,) * (rank - len(shape)) + shape
     value = value.reshape((1,) * (rank - value.dim()) + value.shape)
     padded = [number.reshape((1,) * (rank - number.dim()) + number.shape) for number in index]
     flat_dims = [

@@ -77,7 +77,10 @@ def _mish(t: Tracing, x: Any, inplace: bool = False) -> Term:
     return binary(t, "mul", x, unary(t, "tanh", _softplus(t, x)))
 
 
-def _hardtanh(t: Tracing, x: Any, low: Any = -1.0, high: Any = 1.0, inplace: bool = False) -> Term:
+def _hardtanh(
+    t: Tracing, x: Any, min_val: Any = -1.0, max_val: Any = 1.0, inplace: bool = False
+) -> Term:
+    low, high = min_val, max_val
     # torch's derivative is 0 on the bounds here, 1 in clamp
     inside = where(t, compare(t, "le", x, low), t.builder.cast(t.term(low), t.term(x).dtype), x)
     return where(

@@ -43,7 +43,7 @@ def getitem(t: Tracing, base: Any, index: Any) -> Term:
     """Return base[index], where the base or an index is traced."""
     source = t.source(base)
     dimension = 0
-    dims: list[int | None | str] = []  # an extent, None for a new dimension, "adv" once
+    dims: list[int | str | None] = []  # an extent, None for a new dimension, "adv" once
     slices: list[tuple[int, int, int, int]] = []  # tensor dimension, start, step, place in dims
     advanced: list[tuple[int, Term]] = []
     for item in _items(index, len(source.extents)):
@@ -357,10 +357,14 @@ def _count_nonzero(t: Tracing, x: Any, dim: Any = None) -> Term:
     return _sum(t, truth(t, x), dim)
 
 
-def _norm(t: Tracing, x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False) -> Term:  # noqa: A002
-    if ord != 2:
-        raise TraceError(f"norm of order {ord} cannot be traced (allowed: 2); write it as a sum")
+def _norm(t: Tracing, x: Any, p: Any = 2, dim: Any = None, keepdim: bool = False, **_: Any) -> Term:
+    if p not in (2, "fro", None):
+        raise TraceError(f"norm of order {p} cannot be traced (allowed: 2); write it as a sum")
     return unary(t, "sqrt", _sum(t, binary(t, "mul", x, x), dim, keepdim))
+
+
+def _vector_norm(t: Tracing, x: Any, ord: Any = 2, *args: Any, **names: Any) -> Term:  # noqa: A002
+    return _norm(t, x, ord, *args, **names)
 
 
 def _matmul(t: Tracing, x: Any, y: Any, *, out: Any = None) -> Term:
@@ -470,7 +474,7 @@ def _enter() -> None:
     register("mean", _mean)
     register("count_nonzero", _count_nonzero)
     register("norm", _norm)
-    OPERATORS[torch.linalg.vector_norm] = _norm
+    OPERATORS[torch.linalg.vector_norm] = _vector_norm
     register("matmul mm mv __matmul__ dot inner vdot", _matmul)
     register("__rmatmul__", _rmatmul)
     OPERATORS[torch.linalg.vecdot] = _vecdot

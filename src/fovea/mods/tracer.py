@@ -179,9 +179,20 @@ class Tracer:
         except TraceError as error:
             if getattr(error, "fovea_located", False):
                 raise
-            located = TraceError(f"{error} [{user_line()}]")
-            located.fovea_located = True  # pyright: ignore[reportAttributeAccessIssue]
-            raise located from None
+            raise self.located(error) from None
+        except TypeError as error:
+            if function not in OPERATORS and function not in INPLACE:
+                raise
+            name = function_name(function)
+            raise self.located(
+                f"{name} was called in a form that cannot be traced ({error}); use its plainest form"
+            ) from error
+
+    def located(self, error: TraceError | str) -> TraceError:
+        """Return an error that names the user's line."""
+        located = TraceError(f"{error} [{user_line()}]")
+        located.fovea_located = True  # pyright: ignore[reportAttributeAccessIssue]
+        return located
 
     def apply(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the traced result, or the plain one where nothing traced is involved."""

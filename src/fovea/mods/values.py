@@ -59,6 +59,9 @@ class Traced(Tensor):
     def __trunc__(self) -> Tensor:
         return torch.trunc(self)
 
+    def __round__(self, digits: int = 0) -> Tensor:
+        return torch.round(self, decimals=digits)
+
 
 def make_traced(tracer: Dispatcher, term: Term, shape: tuple[int, ...] = ()) -> Traced:
     """Return a value of user code for a term."""
@@ -158,9 +161,24 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "round": round,
 }
 _SYMBOL = {
-    **{"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%"},
-    **{"pow": "**", "and": "&", "or": "|", "xor": "^", "lshift": "<<", "rshift": ">>"},
-    **{"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="},
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "truediv": "/",
+    "floordiv": "//",
+    "mod": "%",
+    "pow": "**",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
+    "lshift": "<<",
+    "rshift": ">>",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "eq": "==",
+    "ne": "!=",
 }
 
 
