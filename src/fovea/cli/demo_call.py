@@ -87,14 +87,14 @@ def alibi_window_document(
     Shapes:
         slope: (heads,); document: (seqlen,), the document of each token.
     """
-    seqlen, device = len(document), document.device
+    doc, seqlen, device = document, len(document), document.device
 
     # begin shown
     def bias(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return score - slope[h] * (q_idx - kv_idx)
 
     def mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return (q_idx >= kv_idx) & (q_idx - kv_idx < window) & (document[q_idx] == document[kv_idx])
+        return (q_idx >= kv_idx) & (q_idx - kv_idx < window) & (doc[q_idx] == doc[kv_idx])
 
     blocks = fovea.create_block_mask(mask, None, None, seqlen, seqlen, device)
     # end shown

@@ -63,27 +63,26 @@ def compile_forward(problem: AttentionProblem, arch: Arch) -> CompiledKernel:
 
 
 def resource_table(kernel: CompiledKernel) -> Table:
-    """Return what the kernel uses as a table of one row, with its headings."""
+    """Return what the kernel uses, from its cubin, its plan and its disassembly."""
     (resources,) = kernel.artifact.record.kernels.values()
-    columns = {
-        "tile": f"{kernel.plan.tile_m} x {kernel.plan.tile_n}",
-        "threads": str(resources.threads),
-        "registers": str(resources.registers),
-        "by role": " ".join(f"{role.name} {role.registers}" for role in kernel.plan.roles),
-        "shared": f"{kernel.plan.shared_bytes / 1024:.0f} KiB",
-        "stack + local": f"{resources.stack_bytes + resources.local_bytes} B",
+    plan, counts = kernel.plan, kernel.counts
+    by_role = ", ".join(f"{role.name} {role.registers}" for role in plan.roles)
+    rows = {
+        "tile": f"{plan.tile_m} query rows x {plan.tile_n} keys, {plan.kv_stages} K/V stages",
+        "threads": f"{resources.threads} a block",
+        "registers": f"{resources.registers} a thread at launch, then {by_role}",
+        "shared memory": f"{plan.shared_bytes / 1024:.0f} KiB a block",
+        "stack and local": f"{resources.stack_bytes + resources.local_bytes} bytes a thread",
     }
-    counts = kernel.counts
-    if counts is not None:
-        columns |= {
-            "spill ops": str(counts.local_accesses),
-            "wgmma": str(counts.wgmma),
-            "exp2": str(counts.exp2),
-            "TMA": str(counts.tma),
-            "SASS": str(counts.total),
-        }
-    table = Table(box=None, pad_edge=False)
-    for heading in columns:
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_row(*columns.values())
+    if counts is None:
+        rows["SASS"] = "no nvdisasm here (pip install nvidia-cuda-nvdisasm), so nothing is counted"
+    else:
+        rows["spills"] = f"{counts.local_accesses} instructions on local memory"
+        rows["SASS"] = (
+            f"{counts.total} instructions: {counts.wgmma} wgmma, {counts.exp2} exp2, "
+            f"{counts.tma} TMA"
+        )
+    table = Table(box=None, show_header=False, padding=(0, 1, 0, 2))
+    for name, value in rows.items():
+        table.add_row(name, value)
     return table
