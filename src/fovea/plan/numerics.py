@@ -21,3 +21,9 @@ EXP2_LOWEST = -127.0  # arguments are clamped here, where the float32 exponent f
 # KV columns of one step of the online softmax in the reference, unless a caller asks for another
 # kernel's tile: the tile of most sm_90a plans, and torch's default block of a BlockMask.
 REFERENCE_TILE_N = 128
+
+# The optimistic reference (bfloat16 kernels): a row is redone with the running maximum when its sum
+# of exponentials, or an element of its unnormalised output, is not below these powers of two. Both
+# leave room below the fp32 and bfloat16 limit of 2^128 for one more tile of the largest terms.
+OPTIMISTIC_SUM_LIMIT = 2.0**100
+OPTIMISTIC_OUTPUT_LIMIT = 2.0**126

@@ -47,5 +47,9 @@ def check_roles(roles: tuple[Role, ...]) -> None:
     for role in roles:
         assert role.first_warpgroup == expected_warpgroup, f"gap before role {role.name}"
         expected_warpgroup += role.num_warpgroups
+    threads = sum(role.threads for role in roles)
+    # setmaxnreg moves registers inside what the CTA was launched with, an even share rounded down
+    # to the granule; asking for more waits forever.
+    share = REGISTERS_PER_SM // threads // SETMAXNREG_GRANULE * SETMAXNREG_GRANULE
     used = sum(role.threads * role.registers for role in roles)
-    assert used <= REGISTERS_PER_SM, f"roles need {used} registers, an SM has {REGISTERS_PER_SM}"
+    assert used <= share * threads, f"roles need {used} registers, a CTA has {share * threads}"

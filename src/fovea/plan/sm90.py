@@ -18,9 +18,17 @@ WARPGROUP_ROWS = 64  # rows of one wgmma
 WARPS_PER_WARPGROUP = 4
 ELEMENT_BYTES = 2
 
-# Registers per thread of (producer, consumers) by number of consumer warpgroups. The sum must fit
-# 64K registers; the producer's TMA loop needs few.
+# Registers per thread of (producer, consumers) by number of consumer warpgroups: what a CTA gets at
+# launch, moved from the producer, whose TMA loop needs few, to the consumers.
 _REGISTERS = {1: (56, 256), 2: (24, 240), 3: (32, 160)}
+# Walking block lists takes the producer more registers than a plain range.
+_REGISTERS_BLOCK_LISTS = {2: (40, 232), 3: (56, 152)}
+WORK_STAGES = 2  # query tiles announced ahead: one being computed, one being loaded
+
+
+def work_words(consumer_warps: int) -> int:
+    """Return the 32-bit words of an announcement: tile number, redo, a verdict per warp."""
+    return 2 + consumer_warps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +65,8 @@ class ForwardPlan:
     @property
     def roles(self) -> tuple[Role, ...]:
         """The producer warpgroup first, then the consumers."""
-        producer, consumer = _REGISTERS[self.num_consumers]
+        table = _REGISTERS_BLOCK_LISTS if self.features.block_lists else _REGISTERS
+        producer, consumer = table[self.num_consumers]
         return (
             Role(name="load", first_warpgroup=0, num_warpgroups=1, registers=producer),
             Role(
@@ -102,9 +111,19 @@ class ForwardPlan:
         )
 
     @property
+    def work_edge(self) -> Edge:
+        """Announcements of the next query tile, from the load role to every consumer warp."""
+        return Edge(
+            name="work",
+            stages=WORK_STAGES,
+            consumer_warps=self.num_consumers * WARPS_PER_WARPGROUP,
+            stage_bytes=0,
+        )
+
+    @property
     def edges(self) -> tuple[Edge, ...]:
         """All pipeline edges, in the order of their barriers in shared memory."""
-        return (self.q_edge, self.k_edge, self.v_edge)
+        return (self.q_edge, self.k_edge, self.v_edge, self.work_edge)
 
     @property
     def num_barriers(self) -> int:
@@ -113,14 +132,36 @@ class ForwardPlan:
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of the CTA: the barriers' region, then Q, K and V, each aligned."""
-        barriers = -(-self.num_barriers * BARRIER_BYTES // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
-        return barriers + sum(edge.stages * edge.stage_bytes for edge in self.edges)
+        """Shared memory of the CTA: the control region, then Q, K and V, each aligned."""
+        control = (
+            self.num_barriers * BARRIER_BYTES
+            + WORK_STAGES * work_words(self.work_edge.consumer_warps) * 4
+            + WORK_STAGES * self.tile_m  # one flag per row: redo it
+        )
+        return -(-control // SHARED_ALIGNMENT) * SHARED_ALIGNMENT + sum(
+            edge.stages * edge.stage_bytes for edge in self.edges
+        )
 
     @property
     def is_pingpong(self) -> bool:
         """True where consumers take turns: one multiplies while another exponentiates."""
         return self.num_consumers > 1
+
+    @property
+    def is_optimistic(self) -> bool:
+        """True where plain tiles keep a row's first maximum as its reference.
+
+        P and O in bfloat16 and fp32 have eight exponent bits, so the reference may lag by tens of
+        powers of two before anything overflows; a row that does is redone with the running
+        maximum. float16 has five, and `max_score` needs the exact maximum.
+        """
+        return self.dtype == "bfloat16" and not self.features.max_score
+
+    @property
+    def is_dynamic(self) -> bool:
+        """True where CTAs draw query tiles from a counter, since tiles differ in work."""
+        features = self.features
+        return features.limit_left or features.limit_right or features.block_lists
 
     @property
     def name(self) -> str:
@@ -155,5 +196,5 @@ def forward_tile(head_dim: int, features: ForwardFeatures) -> tuple[int, int, in
     if head_dim == 128:
         return (128, 128, 2) if is_masked or needs_score else (128, 176, 2)
     if head_dim == 256:
-        return (128, 64, 2) if is_masked or needs_score else (128, 80, 2)
+        return (128, 64, 2) if needs_score or features.mask_mod is not None else (128, 80, 2)
     raise AssertionError(head_dim)

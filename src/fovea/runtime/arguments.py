@@ -59,6 +59,8 @@ def forward_call(problem: AttentionProblem, plan: ForwardPlan, num_sms: int) -> 
         lse,
         max_score,
         problem.sink.float() if problem.sink is not None else None,
+        # A memset of four bytes, on the stream before the launch.
+        torch.zeros(1, dtype=torch.int32, device=q.device) if plan.is_dynamic else None,
         None if lists is None else _list_arguments(problem, lists, plan),
         _scores(problem),
         _integers(problem, num_sms),

@@ -11,6 +11,7 @@ import cutlass.cute as cute
 
 from fovea.kernels.device.masking import Band, tile_span
 from fovea.kernels.device.scheduler import Tile
+from fovea.plan.sm90 import ForwardPlan
 
 
 class BlockListTensors(NamedTuple):
@@ -36,6 +37,7 @@ class Walk(NamedTuple):
     plain_begin: cutlass.Int32  # tiles in [plain_begin, plain_end) lie inside the band
     plain_end: cutlass.Int32
     partial_visits: cutlass.Int32
+    has_plain: cutlass.Boolean  # a tile besides the first that `needs_online` has nothing against
     tile: Tile
     q_block: cutlass.Int32
 
@@ -48,6 +50,8 @@ def make_walk(
     row_begin = tile.m_idx * plan.tile_m
     span = tile_span(row_begin, row_begin + plan.tile_m, band, plan.tile_n, plan.features)
     visits = span.end - span.begin
+    plain_end = cutlass.min(span.plain_end, span.end)
+    has_plain = cutlass.max(span.plain_begin, span.begin) < plain_end
     partial_visits = cutlass.Int32(0)
     q_block = cutlass.Int32(0)
     if cutlass.const_expr(plan.features.block_lists):
@@ -57,12 +61,14 @@ def make_walk(
         if cutlass.const_expr(plan.features.full_lists):
             full = lists.mFullCount[tile.batch, tile.head, q_block]
             visits = visits + full * lists.tiles_per_block
+        has_plain = visits > partial_visits
     return Walk(
         visits=visits,
         range_end=span.end,
         plain_begin=span.plain_begin,
         plain_end=span.plain_end,
         partial_visits=partial_visits,
+        has_plain=has_plain,
         tile=tile,
         q_block=q_block,
     )
@@ -94,6 +100,15 @@ def kv_tile(
     return n_idx
 
 
-def needs_band(walk: Walk, n_idx: cutlass.Int32) -> cutlass.Boolean:
-    """Return whether a tile holds a position outside the band or the lengths."""
-    return (n_idx < walk.plain_begin) | (n_idx >= walk.plain_end)
+def needs_online(
+    walk: Walk, visit: cutlass.Int32, n_idx: cutlass.Int32, plan: ForwardPlan
+) -> cutlass.Boolean:
+    """Return whether a tile needs masks, or may hold the first key that some row sees.
+
+    Such tiles are computed with masks and the running maximum; the others are plain.
+    """
+    outside_band = (n_idx < walk.plain_begin) | (n_idx >= walk.plain_end)
+    if plan.features.block_lists:
+        # The first full block too: a row may have seen nothing in the partial ones.
+        return outside_band | (visit <= walk.partial_visits)
+    return outside_band

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass.cutlass_dsl import select_
 
 from fovea.kernels.device.softmax import columns_per_thread, register_idx
+from fovea.kernels.device.values import select
 from fovea.plan.features import ForwardFeatures
 
 
@@ -30,7 +30,8 @@ class Band(NamedTuple):
 
 class TileSpan(NamedTuple):
     """KV tiles `begin <= n < end` of one query tile; tiles outside [`plain_begin`, `plain_end`)
-    hold a masked position."""
+    hold a masked position.
+    """
 
     begin: cutlass.Int32
     end: cutlass.Int32
@@ -57,12 +58,14 @@ def tile_span(
     """
     row_end = cutlass.min(row_end, band.seqlen_q)
     end_key = band.seqlen_kv
-    plain_end_key = band.seqlen_kv
+    plain_end = band.seqlen_kv // tile_n
     if cutlass.const_expr(features.limit_right):
         end_key = cutlass.min(end_key, row_end + band.offset + band.right)
-        plain_end_key = cutlass.min(plain_end_key, row_begin + band.offset + band.right + 1)
+        # The tile of the first row's last key counts as cut even where that key ends it: every row
+        # then meets its last key, and so its first reference, in a tile that is not plain.
+        last_key = cutlass.max(row_begin + band.offset + band.right, 0)
+        plain_end = cutlass.min(plain_end, last_key // tile_n)
     end = (cutlass.max(end_key, 0) + (tile_n - 1)) // tile_n
-    plain_end = cutlass.max(plain_end_key, 0) // tile_n
     begin = cutlass.Int32(0)
     plain_begin = cutlass.Int32(0)
     if cutlass.const_expr(features.limit_left):
@@ -101,4 +104,4 @@ def mask_row(
         hidden = end <= position
         if features.limit_left:
             hidden = hidden | (begin > position)
-        acc[idx] = select_(hidden, minus_inf, acc[idx])
+        acc[idx] = select(hidden, minus_inf, acc[idx])

@@ -10,8 +10,8 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass.cutlass_dsl import select_
 
+from fovea.kernels.device.values import select
 from fovea.mods.graph import Node
 
 Value = Any  # a DSL scalar or a Python number
@@ -43,7 +43,7 @@ def cast(value: Value, dtype: str) -> Value:
     if kind is cutlass.Boolean:
         return value != 0
     if isinstance(value, cutlass.Boolean):
-        return select_(value, kind(1), kind(0))
+        return select(value, kind(1), kind(0))
     return value.to(kind)
 
 
@@ -95,17 +95,36 @@ def _common(a: Value, b: Value) -> str:
     return "i32"  # two booleans compare as integers
 
 
+def _divide(a: Value, b: Value) -> Value:
+    """Return a / b, exact where the quotient is representable.
+
+    One Newton step on the hardware's reciprocal. The DSL's division calls a subroutine for rare
+    inputs, and every call makes the compiler spill the accumulators around it.
+    """
+    reciprocal = cute.arch.rcp_approx(b)
+    quotient = a * reciprocal
+    refined = cute.math.fma(cute.math.fma(-quotient, b, a), reciprocal, quotient)
+    # An infinite quotient or divisor makes the remainder NaN; the first quotient is right then.
+    return select(refined == refined, refined, quotient)
+
+
+def _tanh(a: Value) -> Value:
+    """Return 1 - 2 / (1 + e^(2a)), good to 1e-7; the hardware's tanh is good to 5e-4."""
+    power = cute.math.exp2(a * 2.885390081777927, fastmath=True)
+    return 1.0 - 2.0 * cute.arch.rcp_approx(power + 1.0)
+
+
 def _floordiv(node: Node, a: Value, b: Value) -> Value:
     if not _is_integer(node):
         a, b = cast(a, "f32"), cast(b, "f32")
-        return cute.math.floor(a / b)
+        return cute.math.floor(_divide(a, b))
     return _divide_floor(cast(a, node.dtype), cast(b, node.dtype))[0]
 
 
 def _mod(node: Node, a: Value, b: Value) -> Value:
     if not _is_integer(node):
         a, b = cast(a, "f32"), cast(b, "f32")
-        return a - cute.math.floor(a / b) * b
+        return a - cute.math.floor(_divide(a, b)) * b
     return _divide_floor(cast(a, node.dtype), cast(b, node.dtype))[1]
 
 
@@ -117,8 +136,8 @@ def _divide_floor(a: Value, b: Value) -> tuple[Value, Value]:
     # Correct whichever rounding the DSL's `//` has: the remainder must have b's sign or be 0.
     wrong = (remainder != kind(0)) & ((remainder < kind(0)) != (b < kind(0)))
     return (
-        select_(wrong, quotient - kind(1), quotient),
-        select_(wrong, remainder + b, remainder),
+        select(wrong, quotient - kind(1), quotient),
+        select(wrong, remainder + b, remainder),
     )
 
 
@@ -144,7 +163,7 @@ def _abs(node: Node, a: Value) -> Value:
 
 
 def _where(node: Node, condition: Value, a: Value, b: Value) -> Value:
-    return select_(cast(condition, "b1"), cast(a, node.dtype), cast(b, node.dtype))
+    return select(cast(condition, "b1"), cast(a, node.dtype), cast(b, node.dtype))
 
 
 def _not(node: Node, a: Value) -> Value:
@@ -158,7 +177,7 @@ def _shl(node: Node, a: Value, count: Value) -> Value:
     a, count = cast(a, node.dtype), cast(count, node.dtype)
     kind = type(a)
     inside = (count >= kind(0)) & (count < kind(kind.width))
-    return select_(inside, a << count, kind(0))
+    return select(inside, a << count, kind(0))
 
 
 def _shr(node: Node, a: Value, count: Value) -> Value:
@@ -166,7 +185,7 @@ def _shr(node: Node, a: Value, count: Value) -> Value:
     a, count = cast(a, node.dtype), cast(count, node.dtype)
     kind = type(a)
     inside = (count >= kind(0)) & (count < kind(kind.width))
-    return a >> select_(inside, count, kind(kind.width - 1))
+    return a >> select(inside, count, kind(kind.width - 1))
 
 
 def _neg(node: Node, a: Value) -> Value:
@@ -177,8 +196,8 @@ def _neg(node: Node, a: Value) -> Value:
 def _sign(node: Node, a: Value) -> Value:
     a = cast(a, node.dtype)
     kind = type(a)
-    positive = select_(a > kind(0), kind(1), kind(0))
-    return select_(a < kind(0), kind(-1), positive)
+    positive = select(a > kind(0), kind(1), kind(0))
+    return select(a < kind(0), kind(-1), positive)
 
 
 def _sigmoid(a: Value) -> Value:
@@ -196,7 +215,7 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
     "add": _typed(lambda a, b: a + b),
     "sub": _typed(lambda a, b: a - b),
     "mul": _typed(lambda a, b: a * b),
-    "div": _float(lambda a, b: a / b),
+    "div": _float(_divide),
     "floordiv": _floordiv,
     "mod": _mod,
     "neg": _neg,
@@ -221,7 +240,7 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
     "sin": _float(cute.math.sin),
     "cos": _float(cute.math.cos),
     "tan": _float(cute.math.tan),
-    "tanh": _float(cute.math.tanh),
+    "tanh": _float(_tanh),
     "asin": _float(cute.math.asin),
     "acos": _float(cute.math.acos),
     "sinh": _float(cute.math.sinh),

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass.cutlass_dsl import select_
 
 from fovea.kernels.device.mod_operations import OPERATIONS, cast, wrap
+from fovea.kernels.device.values import select
 from fovea.mods.graph import Graph, Node
 from fovea.plan.features import ForwardFeatures
 from fovea.plan.integers import narrow_nodes
@@ -196,7 +196,7 @@ def _load(capture: cute.Tensor, indices: list[Value], dtype: str) -> Value:
     for dimension, index in enumerate(indices):
         extent = capture.shape[dimension]
         position = cast(index, "i32")
-        position = select_(position < 0, position + extent, position)
+        position = select(position < 0, position + extent, position)
         coordinate.append(cutlass.max(cutlass.min(position, extent - 1), 0))
     value = capture[tuple(coordinate)] if coordinate else capture[0]
     return cast(value != 0, dtype) if dtype == "b1" else cast(value, dtype)

@@ -9,17 +9,17 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass.cutlass_dsl import select_
 
 from fovea.kernels.device.masking import Band, column_of_register, mask_row
 from fovea.kernels.device.mods import ModEvaluator, ModTable, Position
 from fovea.kernels.device.scheduler import Tile
 from fovea.kernels.device.softmax import (
-    LOG2_E,
     ROWS_PER_THREAD,
     columns_per_thread,
     register_idx,
 )
+from fovea.kernels.device.values import select
+from fovea.plan.numerics import LOG2_E
 from fovea.plan.roles import WARP_SIZE
 
 
@@ -100,8 +100,9 @@ def _modify(plan, acc: cute.Tensor, context: ScoreContext, first_column: cutlass
         evaluator = ModEvaluator(
             features.score_mod, context.mods.score_mod, wide_integers=features.wide_integers
         )
-    for row in range(ROWS_PER_THREAD):
-        for column in range(columns_per_thread(acc)):
+    # Columns outside: what depends on the column alone lives for two registers, not for all.
+    for column in range(columns_per_thread(acc)):
+        for row in range(ROWS_PER_THREAD):
             idx = register_idx(row, column)
             score = acc[idx] * context.scalars.scale
             if features.softcap:
@@ -122,11 +123,11 @@ def _apply_mask_mod(
         wide_integers=plan.features.wide_integers,
     )
     minus_inf = cutlass.Float32(-cutlass.Float32.inf)
-    for row in range(ROWS_PER_THREAD):
-        for column in range(columns_per_thread(acc)):
+    for column in range(columns_per_thread(acc)):
+        for row in range(ROWS_PER_THREAD):
             idx = register_idx(row, column)
             visible = evaluator.mask(_position(context, row, column, first_column))
-            acc[idx] = select_(visible, acc[idx], minus_inf)
+            acc[idx] = select(visible, acc[idx], minus_inf)
 
 
 def _position(
@@ -137,8 +138,10 @@ def _position(
     return Position(
         b=context.tile.batch,
         h=context.tile.head,
-        q_idx=cutlass.min(context.q_idx + 8 * row, band.seqlen_q - 1),
-        kv_idx=cutlass.min(first_column + column_of_register(column), band.seqlen_kv - 1),
+        q_idx=cutlass.Int32(cutlass.min(context.q_idx + 8 * row, band.seqlen_q - 1)),
+        kv_idx=cutlass.Int32(
+            cutlass.min(first_column + column_of_register(column), band.seqlen_kv - 1)
+        ),
         row=row,
         column=column,
     )

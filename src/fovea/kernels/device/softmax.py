@@ -11,10 +11,10 @@ columns `8 j + 2 (lane % 4) + {0, 1}`; register `4 j + 2 r + c` holds row half r
 
 import cutlass
 import cutlass.cute as cute
-from cutlass.cutlass_dsl import select_
 
-LOG2_E = 1.4426950408889634
-LN_2 = 0.6931471805599453
+from fovea.kernels.device.values import select
+from fovea.plan.roles import WARP_SIZE
+
 ROWS_PER_THREAD = 2
 
 
@@ -52,7 +52,7 @@ def finite_reference(maximum: cutlass.Float32) -> cutlass.Float32:
 
     -inf - -inf would be NaN; with 0 every masked score still becomes exp2(-inf) = 0.
     """
-    return select_(maximum == -cutlass.Float32.inf, cutlass.Float32(0.0), maximum)
+    return select(maximum == -cutlass.Float32.inf, cutlass.Float32(0.0), maximum)
 
 
 def exponentiate_row(
@@ -79,6 +79,17 @@ def scale_row(acc: cute.Tensor, row: int, factor: cutlass.Float32) -> None:
     for column in range(columns_per_thread(acc)):
         idx = register_idx(row, column)
         acc[idx] = acc[idx] * factor
+
+
+def row_in_warpgroup(thread: cutlass.Int32, row: int) -> cutlass.Int32:
+    """Return which of a warpgroup's 64 rows a thread's row is."""
+    return 16 * (thread // WARP_SIZE) + thread % WARP_SIZE // 4 + 8 * row
+
+
+def largest_of_lanes(value: cutlass.Float32) -> cutlass.Float32:
+    """Return the maximum, NaN if there is one, over the four lanes that share a row."""
+    value = cute.arch.fmax(value, cute.arch.shuffle_sync_bfly(value, offset=1), nan=True)
+    return cute.arch.fmax(value, cute.arch.shuffle_sync_bfly(value, offset=2), nan=True)
 
 
 def add_lanes(value: cutlass.Float32) -> cutlass.Float32:

@@ -14,6 +14,7 @@ from fovea.kernels.device.kv_walk import BlockListTensors
 from fovea.kernels.device.masking import Band
 from fovea.kernels.device.pipeline import Ring
 from fovea.kernels.device.scheduler import TileOrder
+from fovea.kernels.device.work import WorkRing
 
 
 class Problem(NamedTuple):
@@ -23,6 +24,7 @@ class Problem(NamedTuple):
     band: Band
     group_size: cutlass.Int32
     block_lists: BlockListTensors | None
+    counter: cute.Tensor | None  # (1,), 0 at launch: tiles drawn beyond each CTA's first
 
 
 class TmaLoads(NamedTuple):
@@ -37,10 +39,14 @@ class TmaLoads(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """Where results go: O through TMA, lse and max_score (batch, heads, seqlen_q) directly."""
+    """Where results go: O through TMA, lse and max_score (batch, heads, seqlen_q) directly.
+
+    `mO_rows` is O as the caller passed it, for the single rows that a redo writes.
+    """
 
     atom_o: cute.CopyAtom
     mO: cute.Tensor
+    mO_rows: cute.Tensor
     mLSE: cute.Tensor
     mMaxScore: cute.Tensor | None
     mSink: cute.Tensor | None
@@ -59,3 +65,4 @@ class SharedTiles(NamedTuple):
     q: Ring
     k: Ring
     v: Ring
+    work: WorkRing

@@ -3,8 +3,11 @@
 Lives here: the main loop and its overlap. Each step issues S = Q K^T of the next KV tile, then
 O += P V of the previous one, and works on S while that second product runs (FlashAttention-3's
 intra-warpgroup overlap, arXiv 2407.08608 section 3.2); with several warpgroups a turnstile lets one
-multiply while another exponentiates (section 3.1). Not here: the softmax's arithmetic
-(`device/softmax.py`), the way out (`epilogue.py`). Invariant: P, row_sum and O refer to row_max.
+multiply while another exponentiates (section 3.1). Plain tiles keep each row's reference (no
+maximum, no rescaling); a row whose sums grow too large for that is computed again with the running
+maximum, see `epilogue.py`. Not here: the softmax's arithmetic
+(`device/softmax.py`), the way out (`epilogue.py`). Invariant: P, row_sum and O of a
+row refer to its `reference`.
 """
 
 from typing import NamedTuple
@@ -13,11 +16,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import warpgroup
 
-from fovea.kernels.device.kv_walk import Walk, kv_tile, make_walk, needs_band
-from fovea.kernels.device.ptx import pack_pair
-from fovea.kernels.device.pipeline import release, stage_of, wait_full
-from fovea.kernels.device.scheduler import decode_tile, num_tiles
+from fovea.kernels.device.kv_walk import Walk, kv_tile, make_walk, needs_online
 from fovea.kernels.device.mods import ModTable
+from fovea.kernels.device.pipeline import release, stage_of, wait_full
+from fovea.kernels.device.ptx import pack_pair
+from fovea.kernels.device.scheduler import decode_tile
 from fovea.kernels.device.score import (
     Scalars,
     ScoreContext,
@@ -32,6 +35,8 @@ from fovea.kernels.device.softmax import (
     row_maximum,
     scale_row,
 )
+from fovea.kernels.device.values import select
+from fovea.kernels.device.work import STOP, receive, release_work
 from fovea.kernels.sm90.forward import epilogue
 from fovea.kernels.sm90.forward.arguments import Outputs, Problem, SharedTiles
 from fovea.kernels.sm90.wgmma import issue, output_mma, scores_mma
@@ -59,6 +64,7 @@ class RowState(NamedTuple):
 
     row_max: cute.Tensor
     row_sum: cute.Tensor
+    reference: cute.Tensor  # log2 units
 
 
 class StepContext(NamedTuple):
@@ -81,8 +87,9 @@ def run(
 ):
     """Compute every tile that this CTA works on.
 
-    Run by all consumer warpgroups, each on 64 rows. Waits on: q_full, k_full, v_full, its turn.
-    Signals: k_empty, v_empty, the next warpgroup's turn, q_empty (in the epilogue).
+    Run by all consumer warpgroups, each on 64 rows. Waits on: work_full, q_full, k_full, v_full, its
+    turn. Signals: k_empty, v_empty, the next warpgroup's turn, q_empty (in the epilogue),
+    work_empty.
     """
     thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
     consumer = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP_THREADS) - 1
@@ -90,6 +97,7 @@ def run(
     state = RowState(
         row_max=cute.make_rmem_tensor(ROWS_PER_THREAD, cutlass.Float32),
         row_sum=cute.make_rmem_tensor(ROWS_PER_THREAD, cutlass.Float32),
+        reference=cute.make_rmem_tensor(ROWS_PER_THREAD, cutlass.Float32),
     )
     if cutlass.const_expr(plan.is_pingpong):
         if consumer == plan.num_consumers - 1:
@@ -97,16 +105,13 @@ def run(
 
     q_use = cutlass.Int32(0) + consumer
     kv_use = cutlass.Int32(0)
-    total = num_tiles(problem.order)
-    grid, _, _ = cute.arch.grid_dim()
-    tile_number, _, _ = cute.arch.block_idx()
-    while tile_number < total:
+    use = cutlass.Int32(0)
+    work = receive(shared.work, use, plan.work_edge)
+    tile_number, is_redo = work.tile_number, work.is_redo
+    while tile_number != STOP:
         tile = decode_tile(tile_number, problem.order)
         walk = make_walk(tile, problem.band, problem.block_lists, plan)
         first_row = tile.m_idx * plan.tile_m + consumer * WARPGROUP_ROWS
-        state.row_max.fill(-cutlass.Float32.inf)
-        state.row_sum.fill(0.0)
-        products.acc_o.fill(0.0)
         context = StepContext(
             score=make_score_context(first_row, thread, tile, problem.band, scalars, mods),
             state=state,
@@ -114,17 +119,60 @@ def run(
             shared=shared,
         )
         wait_full(shared.q, q_use, plan.q_edge)
-        if walk.visits > 0:
-            _first_step(plan, context, walk, problem, kv_use)
-            for visit in cutlass.range(1, walk.visits, unroll=1):
-                n_idx = kv_tile(walk, visit, problem.block_lists, plan)
-                _masked_or_plain_step(plan, context, walk, visit, n_idx, kv_use, consumer)
-                kv_use += 1
-            _last_product(plan, context, kv_use)
-            kv_use += 1
-        epilogue.run(plan, outputs, scalars, shared, products, state, tile)
+        kv_use = _main_loop(plan, context, walk, problem, kv_use, is_redo, consumer)
+        finish = epilogue.Finish(
+            tile=tile,
+            first_row=first_row,
+            thread=thread,
+            consumer=consumer,
+            has_plain=walk.has_plain,
+            is_redo=is_redo,
+            slot=stage_of(use, plan.work_edge),
+        )
+        epilogue.run(plan, outputs, scalars, shared, products, state, problem.band, finish)
+        release_work(shared.work, use, plan.work_edge)
         q_use += plan.num_consumers
-        tile_number += grid
+        use += 1
+        work = receive(shared.work, use, plan.work_edge)
+        tile_number, is_redo = work.tile_number, work.is_redo
+
+
+@cute.jit
+def _main_loop(
+    plan: cutlass.Constexpr,
+    context: StepContext,
+    walk: Walk,
+    problem: Problem,
+    kv_use: cutlass.Int32,
+    is_redo: cutlass.Int32,
+    consumer: cutlass.Int32,
+) -> cutlass.Int32:
+    """Compute one query tile's unnormalised output; return the count of KV tiles used so far."""
+    state = context.state
+    state.row_max.fill(-cutlass.Float32.inf)
+    state.row_sum.fill(0.0)
+    state.reference.fill(0.0)
+    context.products.acc_o.fill(0.0)
+    if walk.visits > 0:
+        _first_step(plan, context, walk, problem, kv_use)
+        plain_steps = cutlass.Int32(0)
+        for visit in cutlass.range(1, walk.visits, unroll=1):
+            n_idx = kv_tile(walk, visit, problem.block_lists, plan)
+            is_partial = visit < walk.partial_visits
+            use = kv_use + visit - 1
+            # Whole steps are chosen between, not parts of one: a branch while a product is in
+            # flight would make the compiler wait for it.
+            if cutlass.const_expr(plan.is_dynamic or plan.is_optimistic):
+                if (is_redo != 0) | needs_online(walk, visit, n_idx, plan):
+                    _step(plan, context, is_partial, n_idx, use, consumer, plain_steps, True)
+                else:
+                    _step(plan, context, is_partial, n_idx, use, consumer, plain_steps, False)
+                    plain_steps += 1
+            else:
+                # Only the tile at the end of the keys is cut, and the first step had that.
+                _step(plan, context, is_partial, n_idx, use, consumer, plain_steps, False)
+        _last_product(plan, context, kv_use + walk.visits - 1)
+    return kv_use + walk.visits
 
 
 @cute.jit
@@ -160,50 +208,17 @@ def _first_step(
     problem: Problem,
     kv_use: cutlass.Int32,
 ):
-    """Do the first KV tile: S and its softmax, with no product to overlap yet."""
+    """Do the first KV tile, masked and online: S and its softmax, no product to overlap yet."""
     _issue_scores(plan, context, kv_use)
     warpgroup.wait_group(0)
     release(context.shared.k, kv_use, plan.k_edge)
     n_idx = kv_tile(walk, cutlass.Int32(0), problem.block_lists, plan)
-    # Always masked: only this tile and those cut by the band need it, and the test costs a branch.
     is_partial = cutlass.Boolean(True)
     if cutlass.const_expr(plan.features.full_lists):
         is_partial = walk.partial_visits > 0
     apply_score(plan, context.products.acc_s, context.score, n_idx, is_partial, masked=True)
-    _softmax(plan, context)
+    _online_softmax(plan, context, cutlass.Int32(0))
     _store_p(context.products)
-
-
-@cute.jit
-def _masked_or_plain_step(
-    plan: cutlass.Constexpr,
-    context: StepContext,
-    walk: Walk,
-    visit: cutlass.Int32,
-    n_idx: cutlass.Int32,
-    kv_use: cutlass.Int32,
-    consumer: cutlass.Int32,
-):
-    """Do one step, with masking code only where the tile needs it.
-
-    Whole steps are chosen between, not masks inside one step: a branch while a product is in flight
-    would make the compiler wait for it.
-    """
-    features = plan.features
-    if cutlass.const_expr(features.block_lists):
-        is_partial = visit < walk.partial_visits
-        if is_partial | needs_band(walk, n_idx):
-            _step(plan, context, is_partial, n_idx, kv_use, consumer, True)
-        else:
-            _step(plan, context, is_partial, n_idx, kv_use, consumer, False)
-    elif cutlass.const_expr(features.limit_left or features.limit_right):
-        if needs_band(walk, n_idx):
-            _step(plan, context, cutlass.Boolean(False), n_idx, kv_use, consumer, True)
-        else:
-            _step(plan, context, cutlass.Boolean(False), n_idx, kv_use, consumer, False)
-    else:
-        # Only the tile at the end of the keys is cut, and the first step had that.
-        _step(plan, context, cutlass.Boolean(False), n_idx, kv_use, consumer, False)
 
 
 @cute.jit
@@ -214,9 +229,13 @@ def _step(
     n_idx: cutlass.Int32,
     kv_use: cutlass.Int32,
     consumer: cutlass.Int32,
-    masked: cutlass.Constexpr,
+    after_plain: cutlass.Int32,
+    online: cutlass.Constexpr,
 ):
-    """Do S of this tile and O += P V of the previous one, softmax while the second runs."""
+    """Do S of this tile and O += P V of the previous one, softmax while the second runs.
+
+    With `online` the tile is masked and moves the reference to the running maximum.
+    """
     shared = context.shared
     products = context.products
     wait_full(shared.k, kv_use + 1, plan.k_edge)
@@ -229,13 +248,17 @@ def _step(
         _pass_turn(plan, consumer)
     warpgroup.wait_group(1)
     release(shared.k, kv_use + 1, plan.k_edge)
-    apply_score(plan, products.acc_s, context.score, n_idx, is_partial, masked=masked)
-    factors = _softmax(plan, context)
-    warpgroup.wait_group(0)
+    apply_score(plan, products.acc_s, context.score, n_idx, is_partial, masked=online)
+    if cutlass.const_expr(online or not plan.is_optimistic):
+        factors = _online_softmax(plan, context, after_plain)
+        warpgroup.wait_group(0)
+        for row in cutlass.range_constexpr(ROWS_PER_THREAD):
+            scale_row(products.acc_o, row, factors[row])
+    else:
+        _plain_softmax(plan, context)
+        warpgroup.wait_group(0)
     release(shared.v, kv_use, plan.v_edge)
     _store_p(products)
-    for row in cutlass.range_constexpr(ROWS_PER_THREAD):
-        scale_row(products.acc_o, row, factors[row])
 
 
 @cute.jit
@@ -264,22 +287,41 @@ def _issue_output(plan, context: StepContext, kv_use: cutlass.Int32) -> None:
     issue(output_mma(plan), products.acc_o, products.tOrP, v_stage, accumulate=True)
 
 
-def _softmax(plan, context: StepContext) -> list[cutlass.Float32]:
-    """Turn S into P in place, update the row state; return the factors O must be scaled by."""
+def _online_softmax(plan, context: StepContext, after_plain) -> list[cutlass.Float32]:
+    """Turn S into P in place with the running maximum; return the factors O must be scaled by.
+
+    `after_plain` says that plain tiles came before. What they added to a row without a reference
+    cannot be trusted (it may have vanished below the least number), so that row asks for a redo.
+    """
     state = context.state
     acc_s = context.products.acc_s
     scale_log2 = exponent_scale(plan, context.score.scalars)
+    one, nan = cutlass.Float32(1.0), cutlass.Float32(cutlass.Float32.nan)
     factors = []
     for row in range(ROWS_PER_THREAD):
-        old_max = state.row_max[row]
-        new_max = row_maximum(acc_s, row, old_max)
-        reference = finite_reference(new_max) * scale_log2
-        factor = cute.math.exp2(old_max * scale_log2 - reference, fastmath=True)
+        is_new = state.row_max[row] == -cutlass.Float32.inf
+        row_max = row_maximum(acc_s, row, state.row_max[row])
+        reference = finite_reference(row_max) * scale_log2
+        power = cute.math.exp2(state.reference[row] - reference, fastmath=True)
+        factor = select(is_new, one, power)
         row_sum = exponentiate_row(acc_s, row, scale_log2, reference)
-        state.row_max[row] = new_max
-        state.row_sum[row] = state.row_sum[row] * factor + row_sum
+        row_sum = state.row_sum[row] * factor + row_sum
+        if plan.is_optimistic:
+            row_sum = select(is_new & (after_plain != 0), nan, row_sum)
+        state.row_max[row] = row_max
+        state.reference[row] = reference
+        state.row_sum[row] = row_sum
         factors.append(factor)
     return factors
+
+
+def _plain_softmax(plan, context: StepContext) -> None:
+    """Turn S into P in place with the reference that each row already has."""
+    state = context.state
+    scale_log2 = exponent_scale(plan, context.score.scalars)
+    for row in range(ROWS_PER_THREAD):
+        row_sum = exponentiate_row(context.products.acc_s, row, scale_log2, state.reference[row])
+        state.row_sum[row] = state.row_sum[row] + row_sum
 
 
 def _store_p(products: Products) -> None:

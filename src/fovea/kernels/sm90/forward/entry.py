@@ -62,6 +62,7 @@ def _arguments(plan: ForwardPlan) -> list[Any]:
         _fake(cutlass.Float32, rows, 4),
         _fake(cutlass.Float32, rows, 4) if features.max_score else None,
         _fake(cutlass.Float32, (heads_q,), 4) if features.sink else None,
+        _fake(cutlass.Int32, (1,), 4) if plan.is_dynamic else None,
         lists,
         (cutlass.Float32(1.0), cutlass.Float32(1.0), cutlass.Float32(1.0)),
         tuple(cutlass.Int32(1) for _ in range(5)),
@@ -72,11 +73,7 @@ def _arguments(plan: ForwardPlan) -> list[Any]:
             for capture in graph.captures
         )
         or None,
-        tuple(
-            _scalar(kind, features)
-            for graph in features.graphs
-            for kind in graph.scalars
-        )
+        tuple(_scalar(kind, features) for graph in features.graphs for kind in graph.scalars)
         or None,
         make_fake_stream(use_tvm_ffi_env_stream=True),
     ]

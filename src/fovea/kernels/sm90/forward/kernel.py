@@ -15,15 +15,21 @@ from cutlass.cute.nvgpu import cpasync
 
 from fovea.kernels.device.kv_walk import BlockListTensors
 from fovea.kernels.device.masking import Band
+from fovea.kernels.device.mods import ModTable, make_mod_table
 from fovea.kernels.device.pipeline import init_ring, make_ring
 from fovea.kernels.device.scheduler import TileOrder
-from fovea.kernels.device.mods import ModTable, make_mod_table
 from fovea.kernels.device.score import Scalars
+from fovea.kernels.device.work import WorkRing, clear
 from fovea.kernels.sm90.forward import compute, load
 from fovea.kernels.sm90.forward.arguments import Outputs, Problem, SharedTiles, TmaLoads
 from fovea.kernels.sm90.wgmma import element_type, row_major_layout, transposed_layout
-from fovea.plan.roles import WARPGROUP_THREADS
-from fovea.plan.sm90 import SHARED_ALIGNMENT, WARPGROUP_ROWS, ForwardPlan
+from fovea.plan.sm90 import (
+    SHARED_ALIGNMENT,
+    WARPGROUP_ROWS,
+    WORK_STAGES,
+    ForwardPlan,
+    work_words,
+)
 
 
 class Layouts(NamedTuple):
@@ -72,6 +78,7 @@ class ForwardKernel:
         mLSE: cute.Tensor,
         mMaxScore: cute.Tensor | None,
         mSink: cute.Tensor | None,
+        counter: cute.Tensor | None,
         lists: tuple | None,
         scalars: tuple,
         integers: tuple,
@@ -114,13 +121,14 @@ class ForwardKernel:
             band=Band(offset, left, right, seqlen_q, mK.shape[1]),
             group_size=heads // mK.shape[2],
             block_lists=BlockListTensors(*lists) if plan.features.block_lists else None,
+            counter=counter,
         )
         self.kernel(
             problem,
             Scalars(*scalars),
             make_mod_table(plan.features, captures, mod_scalars),
             TmaLoads(atom_q, tma_q, atom_k, tma_k, atom_v, tma_v),
-            Outputs(atom_o, tma_o, mLSE, mMaxScore, mSink),
+            Outputs(atom_o, tma_o, mO, mLSE, mMaxScore, mSink),
         ).launch(
             grid=(cutlass.min(order.num_m_tiles * order.head_rows, num_ctas), 1, 1),
             block=(plan.threads, 1, 1),
@@ -139,7 +147,7 @@ class ForwardKernel:
     ):
         """Allocate from the plan, initialise the barriers, run the roles."""
         plan = self.plan
-        shared, barriers = self._allocate()
+        shared = self._allocate()
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp_idx == 0:
             cpasync.prefetch_descriptor(tma.atom_q)
@@ -150,6 +158,8 @@ class ForwardKernel:
                 init_ring(shared.q, plan.q_edge)
                 init_ring(shared.k, plan.k_edge)
                 init_ring(shared.v, plan.v_edge)
+                init_ring(shared.work.ring, plan.work_edge)
+                clear(shared.work, plan.work_edge)
         # The copy engine must see the initialised barriers too, not only this CTA's threads.
         cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
@@ -163,22 +173,25 @@ class ForwardKernel:
             cute.arch.setmaxregister_increase(compute_role.registers)
             compute.run(plan, problem, scalars, mods, outputs, shared)
 
-    def _allocate(self) -> tuple[SharedTiles, cute.Pointer]:
-        """Return the shared-memory tiles and the barrier array, at the plan's places."""
+    def _allocate(self) -> SharedTiles:
+        """Return the shared-memory tiles and rings, at the plan's places."""
         plan = self.plan
         dtype = element_type(plan)
         layouts = make_layouts(plan)
         smem = utils.SmemAllocator()
         barriers = smem.allocate_array(cutlass.Int64, plan.num_barriers)
+        rings = []
+        for edge in plan.edges:
+            rings.append(
+                make_ring(barriers, sum(r.num_barriers for r in plan.edges[: len(rings)]), edge)
+            )
+        num_words = WORK_STAGES * work_words(plan.work_edge.consumer_warps)
+        words = smem.allocate_tensor(cutlass.Int32, cute.make_layout(num_words))
+        flags = smem.allocate_tensor(cutlass.Uint8, cute.make_layout(WORK_STAGES * plan.tile_m))
 
         def tile(layout: cute.ComposedLayout) -> cute.Tensor:
             return smem.allocate_tensor(dtype, layout.outer, SHARED_ALIGNMENT, layout.inner)
 
         sQ, sK, sV = tile(layouts.q), tile(layouts.k), tile(layouts.v)
         sO = cute.make_tensor(sQ.iterator, layouts.o.outer)
-        rings = []
-        offset = 0
-        for edge in plan.edges:
-            rings.append(make_ring(barriers, offset, edge))
-            offset += edge.num_barriers
-        return SharedTiles(sQ, sK, sV, sO, *rings), barriers
+        return SharedTiles(sQ, sK, sV, sO, *rings[:3], WorkRing(words, flags, rings[3]))

@@ -1,7 +1,7 @@
 """The load role: one thread fills Q, K and V through the copy engine.
 
-Lives here: the order of loads. Not here: the barriers' arithmetic (`device/pipeline.py`) and which
-KV tiles a query tile visits (`device/kv_walk.py`). Invariant: it visits the same tiles in the same
+Lives here: the order of loads, and the announcement of each query tile to the compute role. Not
+here: the barriers' arithmetic (`device/pipeline.py`) and which KV tiles a query tile visits (`device/kv_walk.py`). Invariant: it visits the same tiles in the same
 order as the compute role, so stages and phases agree without any message.
 """
 
@@ -11,9 +11,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
-from fovea.kernels.device.kv_walk import Walk, kv_tile, make_walk
+from fovea.kernels.device.kv_walk import kv_tile, make_walk
 from fovea.kernels.device.pipeline import expect_bytes, stage_of, wait_empty
 from fovea.kernels.device.scheduler import Tile, decode_tile, num_tiles
+from fovea.kernels.device.work import STOP, announce, await_verdict, draw_tile, take_back
 from fovea.kernels.sm90.forward.arguments import Problem, SharedTiles, TmaLoads
 
 
@@ -30,38 +31,96 @@ class _TileViews(NamedTuple):
 
 @cute.jit
 def run(plan: cutlass.Constexpr, problem: Problem, tma: TmaLoads, shared: SharedTiles):
-    """Load every tile that this CTA works on.
+    """Announce and load every tile that this CTA works on.
 
-    Run by one warp. Waits on: q_empty, k_empty, v_empty. Signals: q_full, k_full, v_full (through
-    the copy engine). Owns: sQ, sK, sV while a stage is empty.
+    Run by one warp. Waits on: work_empty, q_empty, k_empty, v_empty. Signals: work_full, and q_full,
+    k_full, v_full through the copy engine. Owns: sQ, sK, sV while a stage is empty.
     """
     q_use = cutlass.Int32(0)
     kv_use = cutlass.Int32(0)
-    total = num_tiles(problem.order)
-    grid, _, _ = cute.arch.grid_dim()
-    tile_number, _, _ = cute.arch.block_idx()
-    while tile_number < total:
-        tile = decode_tile(tile_number, problem.order)
-        walk = make_walk(tile, problem.band, problem.block_lists, plan)
-        views = _views(plan, problem, tma, shared, tile)
-        # Q comes even where no key is visible: its memory stages that tile's zeros on their way out.
-        if walk.visits > 0:
-            n_idx = kv_tile(walk, cutlass.Int32(0), problem.block_lists, plan)
-            # Q and the first K before the first V: the first product needs those two.
-            _load_q(plan, tma, shared, views, q_use)
-            _load_k(plan, tma, shared, views, kv_use, n_idx)
-            for visit in cutlass.range(1, walk.visits, unroll=1):
-                next_idx = kv_tile(walk, visit, problem.block_lists, plan)
-                _load_k(plan, tma, shared, views, kv_use + 1, next_idx)
-                _load_v(plan, tma, shared, views, kv_use, n_idx)
-                n_idx = next_idx
-                kv_use += 1
-            _load_v(plan, tma, shared, views, kv_use, n_idx)
-            kv_use += 1
+    use = cutlass.Int32(0)
+    fresh, _, _ = cute.arch.block_idx()
+    while use >= 0:
+        tile_number, is_redo = _next_work(plan, problem, shared, use, fresh)
+        announce(shared.work, use, tile_number, is_redo, plan.work_edge)
+        if tile_number == STOP:
+            use = cutlass.Int32(-1)
         else:
-            _load_q(plan, tma, shared, views, q_use)
-        q_use += plan.num_consumers
-        tile_number += grid
+            kv_use += _load_tile(plan, problem, tma, shared, tile_number, q_use, kv_use)
+            q_use += plan.num_consumers
+            use += 1
+            if is_redo == 0:
+                fresh = _draw(plan, problem, fresh)
+
+
+@cute.jit
+def _next_work(
+    plan: cutlass.Constexpr,
+    problem: Problem,
+    shared: SharedTiles,
+    use: cutlass.Int32,
+    fresh: cutlass.Int32,
+):
+    """Return the tile to announce and the redo word: 0, or 1 + the slot whose flags say which rows.
+
+    A redo that a slot's last tile asked for comes before fresh tiles. When those are used up, the
+    other slot has to be heard too before the CTA may stop.
+    """
+    edge = plan.work_edge
+    verdict = await_verdict(shared.work, use, edge)
+    tile_number = fresh
+    is_redo = cutlass.Int32(0)
+    if verdict.wants_redo:
+        tile_number = verdict.tile_number
+        is_redo = 1 + stage_of(use, edge)
+    elif fresh >= num_tiles(problem.order):
+        tile_number = cutlass.Int32(STOP)
+        if cutlass.const_expr(plan.is_optimistic):
+            other = await_verdict(shared.work, use + 1, edge)
+            if other.wants_redo:
+                tile_number = other.tile_number
+                is_redo = 1 + stage_of(use + 1, edge)
+                take_back(shared.work, use + 1, edge)
+    return tile_number, is_redo
+
+
+@cute.jit
+def _draw(plan: cutlass.Constexpr, problem: Problem, last: cutlass.Int32) -> cutlass.Int32:
+    """Return the next fresh tile: from the grid's counter where tiles differ in work."""
+    grid, _, _ = cute.arch.grid_dim()
+    number = last + grid
+    if cutlass.const_expr(plan.is_dynamic):
+        number = grid + draw_tile(problem.counter)
+    return number
+
+
+@cute.jit
+def _load_tile(
+    plan: cutlass.Constexpr,
+    problem: Problem,
+    tma: TmaLoads,
+    shared: SharedTiles,
+    tile_number: cutlass.Int32,
+    q_use: cutlass.Int32,
+    kv_use: cutlass.Int32,
+) -> cutlass.Int32:
+    """Load one query tile and the KV tiles it visits; return how many those are."""
+    tile = decode_tile(tile_number, problem.order)
+    walk = make_walk(tile, problem.band, problem.block_lists, plan)
+    views = _views(plan, problem, tma, shared, tile)
+    # Q comes even where no key is visible: its memory stages the tile's zeros on their way out.
+    _load_q(plan, tma, shared, views, q_use)
+    if walk.visits > 0:
+        # K runs one tile ahead of V, as the products that need them do.
+        n_idx = kv_tile(walk, cutlass.Int32(0), problem.block_lists, plan)
+        _load_k(plan, tma, shared, views, kv_use, n_idx)
+        for visit in cutlass.range(1, walk.visits, unroll=1):
+            next_idx = kv_tile(walk, visit, problem.block_lists, plan)
+            _load_k(plan, tma, shared, views, kv_use + visit, next_idx)
+            _load_v(plan, tma, shared, views, kv_use + visit - 1, n_idx)
+            n_idx = next_idx
+        _load_v(plan, tma, shared, views, kv_use + walk.visits - 1, n_idx)
+    return walk.visits
 
 
 @cute.jit

@@ -1,0 +1,138 @@
+"""Announcements of work: the load role tells the compute role which query tile comes next.
+
+Lives here: the ring of announcements, the counter that CTAs draw tiles from, and the verdict by
+which the compute role asks for a tile to be redone. Not here: the tile order (`scheduler.py`) and
+the loads. Invariant: a slot is announced again only after every consumer warp released it, so its
+verdict is final when the producer reads it.
+"""
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+
+from fovea.kernels.device.pipeline import Ring, phase_of, release, stage_of, wait_empty
+from fovea.plan.roles import WARP_SIZE
+from fovea.plan.sm90 import work_words
+
+STOP = -1
+_TILE, _REDO, _VERDICT = 0, 1, 2  # words of a slot; one verdict word for every consumer warp
+
+
+class WorkRing(NamedTuple):
+    """Slots in shared memory and their barriers; `flags` has one byte per row and slot."""
+
+    words: cute.Tensor
+    flags: cute.Tensor
+    ring: Ring
+
+
+class Work(NamedTuple):
+    """One announcement.
+
+    `tile_number` is STOP when the CTA is done. `is_redo` is 0, or 1 + the slot whose flags say which
+    rows to write.
+    """
+
+    tile_number: cutlass.Int32
+    is_redo: cutlass.Int32
+
+
+def _word(work: WorkRing, stage: cutlass.Int32, word, edge) -> cutlass.Int32:
+    """Return the index of a slot's word."""
+    return stage * work_words(edge.consumer_warps) + word
+
+
+@cute.jit
+def announce(work: WorkRing, use: cutlass.Int32, tile_number: cutlass.Int32, is_redo, edge):
+    """Publish the use-th announcement. Run by the producer warp, after its slot was released.
+
+    Signals: work_full. The arrival releases the words, written by the same warp, to the consumers.
+    """
+    stage = stage_of(use, edge)
+    _forget_verdicts(work, stage, edge)
+    if cute.arch.lane_idx() == 0:
+        work.words[_word(work, stage, _TILE, edge)] = tile_number
+        work.words[_word(work, stage, _REDO, edge)] = cutlass.Int32(is_redo)
+        cute.arch.mbarrier_arrive(work.ring.full + stage)
+    cute.arch.sync_warp()
+
+
+@cute.jit
+def _forget_verdicts(work: WorkRing, stage: cutlass.Int32, edge: cutlass.Constexpr):
+    """Zero the verdict words of a slot. Run by one warp."""
+    lane = cute.arch.lane_idx()
+    if lane < edge.consumer_warps:
+        work.words[_word(work, stage, _VERDICT + lane, edge)] = cutlass.Int32(0)
+    cute.arch.sync_warp()
+
+
+def receive(work: WorkRing, use: cutlass.Int32, edge) -> Work:
+    """Wait for the use-th announcement and return it. Run by every consumer thread."""
+    stage = stage_of(use, edge)
+    cute.arch.mbarrier_wait(work.ring.full + stage, phase_of(use, edge))
+    return Work(
+        work.words[_word(work, stage, _TILE, edge)], work.words[_word(work, stage, _REDO, edge)]
+    )
+
+
+def demand_redo(work: WorkRing, slot: cutlass.Int32, warp: cutlass.Int32, edge) -> None:
+    """Ask for a slot's tile to be computed again. Run by one lane of a warp, before it releases.
+
+    `warp` counts the consumer warps; each has its own word, so no two write one.
+    """
+    work.words[_word(work, slot, _VERDICT + warp, edge)] = cutlass.Int32(1)
+
+
+def release_work(work: WorkRing, use: cutlass.Int32, edge) -> None:
+    """Release the use-th announcement. Run by every consumer warp."""
+    # What the lanes wrote must be there before one lane arrives for all of them.
+    cute.arch.sync_warp()
+    release(work.ring, use, edge)
+
+
+class Verdict(NamedTuple):
+    """What the consumers said of a slot's last announcement."""
+
+    tile_number: cutlass.Int32
+    wants_redo: cutlass.Boolean
+
+
+@cute.jit
+def await_verdict(work: WorkRing, use: cutlass.Int32, edge: cutlass.Constexpr) -> Verdict:
+    """Wait until the slot of the use-th announcement is free; return what became of its last one.
+
+    Run by the producer warp. Before a slot's first announcement its words say "no redo".
+    """
+    wait_empty(work.ring, use, edge)
+    stage = stage_of(use, edge)
+    lane = cute.arch.lane_idx()
+    said = cutlass.Int32(0)
+    if lane < edge.consumer_warps:
+        said = work.words[_word(work, stage, _VERDICT + lane, edge)]
+    wants_redo = cute.arch.vote_any_sync(said != 0)
+    return Verdict(work.words[_word(work, stage, _TILE, edge)], wants_redo)
+
+
+@cute.jit
+def take_back(work: WorkRing, use: cutlass.Int32, edge: cutlass.Constexpr):
+    """Forget the verdict of a slot whose redo is being announced in another. Run by one warp."""
+    _forget_verdicts(work, stage_of(use, edge), edge)
+
+
+@cute.jit
+def clear(work: WorkRing, edge: cutlass.Constexpr):
+    """Give every word of every slot a first value. Run by one thread."""
+    for word in cutlass.range_constexpr(edge.stages * work_words(edge.consumer_warps)):
+        work.words[word] = cutlass.Int32(0)
+
+
+@cute.jit
+def draw_tile(counter: cute.Tensor) -> cutlass.Int32:
+    """Return the next number of the grid's counter, the same in every lane. Run by one warp."""
+    number = cutlass.Int32(0)
+    if cute.arch.lane_idx() == 0:
+        number = cute.arch.atomic_add(
+            counter.iterator, cutlass.Int32(1), scope="gpu", sem="relaxed"
+        )
+    return cute.arch.shuffle_sync(number, 0, mask_and_clamp=WARP_SIZE - 1)

@@ -1,0 +1,73 @@
+"""The test that ends an optimistic tile: which rows must be computed again.
+
+Lives here: the judgement of a row and the flags it leaves. Not here: how a redo is announced
+(`device/work.py`), computed (`compute.py`) and written (`epilogue.py`). Invariant: a row that passes
+has the result that the online form would have had, up to rounding; a row that fails is redone.
+
+Keeping a row's first maximum as the reference loses nothing while nothing overflows: relative
+precision does not depend on the reference, and the reference is one of the row's own scores, so the
+largest term is at least 1. The idea and its worth: docs/notes/hopper_forward.md.
+"""
+
+import cutlass
+import cutlass.cute as cute
+
+from fovea.kernels.device.masking import Band
+from fovea.kernels.device.softmax import (
+    ROWS_PER_THREAD,
+    add_lanes,
+    columns_per_thread,
+    largest_of_lanes,
+    register_idx,
+    row_in_warpgroup,
+)
+from fovea.kernels.device.work import demand_redo
+from fovea.kernels.sm90.forward.arguments import SharedTiles
+from fovea.plan.numerics import OPTIMISTIC_OUTPUT_LIMIT, OPTIMISTIC_SUM_LIMIT
+from fovea.plan.roles import WARP_SIZE
+from fovea.plan.sm90 import WARPGROUP_ROWS, WARPS_PER_WARPGROUP
+
+
+@cute.jit
+def judge(
+    plan: cutlass.Constexpr,
+    shared: SharedTiles,
+    acc_o: cute.Tensor,
+    state,
+    band: Band,
+    finish,
+):
+    """Flag the rows to be redone, and ask for the redo if there is one.
+
+    Run by every consumer warpgroup on its unnormalised output.
+    """
+    fails = cutlass.Boolean(False)
+    for row in cutlass.range_constexpr(ROWS_PER_THREAD):
+        in_group = row_in_warpgroup(finish.thread, row)
+        is_bad = _is_bad(acc_o, state, row, finish.has_plain)
+        # Rows past the end are never stored, so whatever became of them is right.
+        is_bad = is_bad & (finish.first_row + in_group < band.seqlen_q)
+        fails = fails | is_bad
+        if finish.thread % 4 == 0:
+            slot_rows = finish.slot * plan.tile_m + finish.consumer * WARPGROUP_ROWS
+            shared.work.flags[slot_rows + in_group] = cutlass.Uint8(is_bad)
+    if cute.arch.vote_any_sync(fails):
+        if cute.arch.lane_idx() == 0:
+            warp = finish.consumer * WARPS_PER_WARPGROUP + finish.thread // WARP_SIZE
+            demand_redo(shared.work, finish.slot, warp, plan.work_edge)
+
+
+def _is_bad(acc_o: cute.Tensor, state, row: int, has_plain: cutlass.Boolean) -> cutlass.Boolean:
+    """Return whether a row's sums came too near overflow, or it never had a reference."""
+    largest = cutlass.Float32(0.0)
+    for column in range(columns_per_thread(acc_o)):
+        largest = cute.arch.fmax(
+            largest, cute.math.absf(acc_o[register_idx(row, column)]), nan=True
+        )
+    largest = largest_of_lanes(largest)
+    row_sum = add_lanes(state.row_sum[row])
+    # A comparison with NaN is false, so its negation catches NaN too.
+    fits = (row_sum < OPTIMISTIC_SUM_LIMIT) & (largest < OPTIMISTIC_OUTPUT_LIMIT)
+    # Scores of -inf in every online tile leave reference 0, which may be far above the others.
+    lacks_reference = (state.row_max[row] == -cutlass.Float32.inf) & has_plain
+    return (fits ^ cutlass.Boolean(True)) | lacks_reference
