@@ -6,7 +6,6 @@ copies (`isa/tensor_copy.py`), cp.async (`isa/copy_async.py`).
 Invariant: bulk async-groups belong to one thread; a wait by a thread covers only its own.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,10 @@ from fovea.emulator.isa import instruction
 from fovea.emulator.isa.copy_engine import (
     SharedPlace,
     active_lanes,
+    add_to_bulk_groups,
     bulk_queue,
     complete_bytes,
+    issues,
     multicast_ranks,
     own_shared_place,
     shared_place,
@@ -31,18 +32,11 @@ _SOURCE = "PTX ISA 9.7.9.25.4"
 _ALIGNMENT = 16
 
 
-def _read_size(i: Instruction) -> Callable[[Any, int], int]:
-    read = i.read("size", "u32")
-
-    def size_of(warp: Any, lane: int) -> int:
-        size = int(read(warp)[lane])
-        if size % 16:
-            raise IllegalOperand(
-                f"size {size} is no multiple of 16 bytes", warp.where(i, lane=lane)
-            )
-        return size
-
-    return size_of
+def _checked_size(i: Instruction, warp: Any, lane: int, sizes: Array) -> int:
+    size = int(sizes[lane])
+    if size % 16:
+        raise IllegalOperand(f"size {size} is no multiple of 16 bytes", warp.where(i, lane=lane))
+    return size
 
 
 def _global_place(
@@ -75,11 +69,11 @@ def _global_place(
 )
 def cp_async_bulk_load(i: Instruction) -> Any:
     """Copy bytes of global memory to shared memory and signal them at an mbarrier."""
-    target, source, barrier, size_of = (
+    target, source, barrier, read_size = (
         i.address("d"),
         i.address("a"),
         i.address("mbar"),
-        _read_size(i),
+        i.read("size", "u32"),
     )
     read_mask = i.read("ctaMask", "u16") if i.has("ctaMask") else None
     read_policy = i.read("cache-policy", "b64") if i.has("cache-policy") else None
@@ -88,20 +82,23 @@ def cp_async_bulk_load(i: Instruction) -> Any:
     def run(warp: Any, mask: Array) -> None:
         if read_policy is not None:
             read_policy(warp)
-        for lane in active_lanes(mask):
-            size = size_of(warp, lane)
-            segment, offset = _global_place(
-                i, warp, lane, int(source(warp)[lane]), size, is_write=False
-            )
+        targets, sources, barriers, sizes = (
+            target(warp),
+            source(warp),
+            barrier(warp),
+            read_size(warp),
+        )
+        ctas = None if read_mask is None else read_mask(warp)
+        for lane, *_ in issues(mask, targets, sources, barriers, sizes, ctas):
+            size = _checked_size(i, warp, lane, sizes)
+            segment, offset = _global_place(i, warp, lane, int(sources[lane]), size, is_write=False)
             to = place_of(
-                i, warp, lane, int(target(warp)[lane]), alignment=_ALIGNMENT, what="destination"
+                i, warp, lane, int(targets[lane]), alignment=_ALIGNMENT, what="destination"
             )
-            mbar = shared_place(
-                i, warp, lane, int(barrier(warp)[lane]), alignment=8, what="mbarrier"
-            )
+            mbar = shared_place(i, warp, lane, int(barriers[lane]), alignment=8, what="mbarrier")
             ranks = [to.cta.rank]
-            if read_mask is not None:
-                ranks = multicast_ranks(i, warp, lane, int(read_mask(warp)[lane]))
+            if ctas is not None:
+                ranks = multicast_ranks(i, warp, lane, int(ctas[lane]))
             elif mbar.cta is not to.cta:
                 raise IllegalOperand(
                     "mbarrier and destination are in different CTAs", warp.where(i, lane=lane)
@@ -170,25 +167,29 @@ def _check_form(i: Instruction, reduction: str, element: str) -> None:
 def _to_cluster(i: Instruction, reduction: str | None, element: str) -> Any:
     if reduction is not None:
         _check_form(i, reduction, element)
-    target, source, barrier, size_of = (
+    target, source, barrier, read_size = (
         i.address("d"),
         i.address("a"),
         i.address("mbar"),
-        _read_size(i),
+        i.read("size", "u32"),
     )
 
     def run(warp: Any, mask: Array) -> None:
-        for lane in active_lanes(mask):
-            size = size_of(warp, lane)
+        targets, sources, barriers, sizes = (
+            target(warp),
+            source(warp),
+            barrier(warp),
+            read_size(warp),
+        )
+        for lane, *_ in issues(mask, targets, sources, barriers, sizes):
+            size = _checked_size(i, warp, lane, sizes)
             origin = own_shared_place(
-                i, warp, lane, int(source(warp)[lane]), alignment=_ALIGNMENT, what="source"
+                i, warp, lane, int(sources[lane]), alignment=_ALIGNMENT, what="source"
             )
             to = shared_place(
-                i, warp, lane, int(target(warp)[lane]), alignment=_ALIGNMENT, what="destination"
+                i, warp, lane, int(targets[lane]), alignment=_ALIGNMENT, what="destination"
             )
-            mbar = shared_place(
-                i, warp, lane, int(barrier(warp)[lane]), alignment=8, what="mbarrier"
-            )
+            mbar = shared_place(i, warp, lane, int(barriers[lane]), alignment=8, what="mbarrier")
             if mbar.cta is not to.cta:
                 raise IllegalOperand(
                     "mbarrier and destination are in different CTAs", warp.where(i, lane=lane)
@@ -260,24 +261,25 @@ def cp_reduce_async_bulk_global(i: Instruction) -> Any:
 def _to_global(i: Instruction, reduction: str | None, element: str) -> Any:
     if reduction is not None:
         _check_form(i, reduction, element)
-    target, source, size_of = i.address("d"), i.address("a"), _read_size(i)
+    target, source, read_size = i.address("d"), i.address("a"), i.read("size", "u32")
     read_policy = i.read("cache-policy", "b64") if i.has("cache-policy") else None
     read_bytes = i.read("byteMask", "u16") if i.has("byteMask") else None
 
     def run(warp: Any, mask: Array) -> None:
         if read_policy is not None:
             read_policy(warp)
-        for lane in active_lanes(mask):
-            size = size_of(warp, lane)
+        targets, sources, sizes = target(warp), source(warp), read_size(warp)
+        byte_masks = None if read_bytes is None else read_bytes(warp)
+        for lanes in issues(mask, targets, sources, sizes, byte_masks):
+            lane = lanes[0]
+            size = _checked_size(i, warp, lane, sizes)
             origin = own_shared_place(
-                i, warp, lane, int(source(warp)[lane]), alignment=_ALIGNMENT, what="source"
+                i, warp, lane, int(sources[lane]), alignment=_ALIGNMENT, what="source"
             )
-            segment, offset = _global_place(
-                i, warp, lane, int(target(warp)[lane]), size, is_write=True
-            )
+            segment, offset = _global_place(i, warp, lane, int(targets[lane]), size, is_write=True)
             keep = None
-            if read_bytes is not None:
-                bits = int(read_bytes(warp)[lane])
+            if byte_masks is not None:
+                bits = int(byte_masks[lane])
                 chosen = np.array([bits >> n & 1 for n in range(16)], np.bool_)
                 keep = np.tile(chosen, size // 16)
             read: list[Array] = []
@@ -309,7 +311,7 @@ def _to_global(i: Instruction, reduction: str | None, element: str) -> Any:
             operation = warp.cta.cluster.engine.submit(
                 warp, i, [read_source, write_target], kind="bulk store", read_effects=1
             )
-            bulk_queue(warp, lane).add(operation)
+            add_to_bulk_groups(warp, lanes, operation)
 
     return run
 
@@ -322,12 +324,13 @@ def _to_global(i: Instruction, reduction: str | None, element: str) -> Any:
 )
 def cp_async_bulk_prefetch(i: Instruction) -> Any:
     """Check the operands of a prefetch to L2; it has no other effect."""
-    source, size_of = i.address("a"), _read_size(i)
+    source, read_size = i.address("a"), i.read("size", "u32")
 
     def run(warp: Any, mask: Array) -> None:
-        for lane in active_lanes(mask):
-            size = size_of(warp, lane)
-            _global_place(i, warp, lane, int(source(warp)[lane]), size, is_write=False)
+        sources, sizes = source(warp), read_size(warp)
+        for lane, *_ in issues(mask, sources, sizes):
+            size = _checked_size(i, warp, lane, sizes)
+            _global_place(i, warp, lane, int(sources[lane]), size, is_write=False)
 
     return run
 

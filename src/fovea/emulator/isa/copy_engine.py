@@ -241,6 +241,31 @@ def active_lanes(mask: Array) -> list[int]:
     return np.flatnonzero(mask).tolist()
 
 
+def issues(mask: Array, *operands: Array | None) -> list[list[int]]:
+    """Return the lanes of each issue of a copy or tensor-core instruction.
+
+    Lanes with equal operands make one issue: the instruction is one of the uniform datapath,
+    which a warp executes once (kernels store tiles and reduce them with all 32 lanes active).
+    Evidence: inferred from compiled code.
+    """
+    lanes = active_lanes(mask)
+    if len(lanes) == 1:
+        return [lanes]
+    values = [operand[mask] for operand in operands if operand is not None]
+    if all((value == value[0]).all() for value in values):
+        return [lanes]
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for position, lane in enumerate(lanes):
+        groups.setdefault(tuple(int(value[position]) for value in values), []).append(lane)
+    return list(groups.values())
+
+
 def bulk_queue(warp: Any, lane: int) -> Any:
     """Return the bulk async-groups of one thread."""
     return warp.queue(("bulk", lane))
+
+
+def add_to_bulk_groups(warp: Any, lanes: list[int], operation: Operation) -> None:
+    """Put an operation in the open bulk async-group of every thread that issued it."""
+    for lane in lanes:
+        bulk_queue(warp, lane).add(operation)

@@ -16,7 +16,7 @@ import numpy as np
 from fovea.emulator.async_engine import Operation
 from fovea.emulator.errors import IllegalOperand, OutOfBounds
 from fovea.emulator.isa import instruction
-from fovea.emulator.isa.copy_engine import active_lanes, own_shared_place
+from fovea.emulator.isa.copy_engine import issues, own_shared_place
 from fovea.emulator.isa.instruction import ALL_LANES, Array, Instruction
 from fovea.emulator.isa.tensor_core import (
     SM100,
@@ -446,7 +446,7 @@ def tcgen05_cp(i: Instruction) -> Any:
         submit_tracked(i, warp, [effect], kind="tcgen05.cp", group=group, lane=lane)
 
     def run(warp: Any, mask: Array) -> None:
-        for lane in active_lanes(mask):
+        for lane, *_ in issues(mask, address(warp), read_descriptor(warp)):
             issue(warp, lane)
 
     return run
@@ -482,7 +482,7 @@ def tcgen05_shift(i: Instruction) -> Any:
         submit_tracked(i, warp, [effect], kind="tcgen05.shift", group=group, lane=thread)
 
     def run(warp: Any, mask: Array) -> None:
-        for thread in active_lanes(mask):
+        for thread, *_ in issues(mask, address(warp)):
             issue(warp, thread)
 
     return run

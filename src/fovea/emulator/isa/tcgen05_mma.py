@@ -25,7 +25,7 @@ from fovea.emulator.errors import IllegalOperand
 from fovea.emulator.isa import instruction
 from fovea.emulator.isa.copy_engine import (
     SharedPlace,
-    active_lanes,
+    issues,
     multicast_ranks,
     shared_place,
 )
@@ -102,24 +102,31 @@ def tcgen05_mma(i: Instruction) -> Any:
 
     def run(warp: Any, mask: Array) -> None:
         ctas = member_ctas(i, warp, group)
-        for lane in active_lanes(mask):
+        descriptors, a_values, b_values, d_addresses, enables = (
+            read_idesc(warp),
+            read_a(warp),
+            read_b(warp),
+            d_address(warp),
+            read_enable(warp),
+        )
+        for lane, *_ in issues(mask, descriptors, a_values, b_values, d_addresses, enables):
             try:
-                shape = _decode(int(read_idesc(warp)[lane]), kind, group)
+                shape = _decode(int(descriptors[lane]), kind, group)
             except ValueError as error:
                 raise IllegalOperand(str(error), warp.where(i, lane=lane)) from error
-            a_value = int(read_a(warp)[lane])
+            a_value = int(a_values[lane])
             issue = _Issue(
                 instruction=i,
                 warp=warp,
                 ctas=ctas,
                 shape=shape,
-                d_address=int(d_address(warp)[lane]),
+                d_address=int(d_addresses[lane]),
                 a_address=a_value if a_in_tensor_memory else None,
                 a_offsets=None
                 if a_in_tensor_memory
                 else _offsets_a(i, warp, a_value, shape, group),
-                b_offsets=_offsets_b(i, warp, int(read_b(warp)[lane]), shape, group),
-                adds_d=bool(read_enable(warp)[lane]),
+                b_offsets=_offsets_b(i, warp, int(b_values[lane]), shape, group),
+                adds_d=bool(enables[lane]),
                 d_scale=scale,
                 disabled=None if read_mask is None else read_mask(warp, lane),
             )
@@ -358,14 +365,16 @@ def tcgen05_commit(i: Instruction) -> Any:
     read_mask = i.read("ctaMask", "u16") if i.has("ctaMask") else None
 
     def run(warp: Any, mask: Array) -> None:
-        for lane in active_lanes(mask):
-            at = int(address(warp)[lane])
+        addresses = address(warp)
+        ctas = None if read_mask is None else read_mask(warp)
+        for lane, *_ in issues(mask, addresses, ctas):
+            at = int(addresses[lane])
             if not i.has("shared::cluster"):
                 at = shared_address(i, warp, lane, at)
             place = shared_place(i, warp, lane, at, alignment=8, what="mbarrier")
             places = [place]
-            if read_mask is not None:
-                ranks = multicast_ranks(i, warp, lane, int(read_mask(warp)[lane]))
+            if ctas is not None:
+                ranks = multicast_ranks(i, warp, lane, int(ctas[lane]))
                 places = [place.in_cta(rank) for rank in ranks]
             commit_tracked(
                 i,

@@ -21,8 +21,9 @@ from fovea.emulator.isa.copy_engine import (
     SharedPlace,
     TileCopy,
     active_lanes,
-    bulk_queue,
+    add_to_bulk_groups,
     complete_bytes,
+    issues,
     multicast_ranks,
     own_shared_place,
     shared_place,
@@ -38,12 +39,11 @@ _DIMENSIONS = "1d 2d 3d 4d 5d"
 _ALIGNMENT = 128
 
 
-def _read_coordinates(i: Instruction) -> Callable[[Any, int], tuple[int, ...]]:
+def _read_coordinates(i: Instruction) -> Callable[[Any], list[Array]]:
     rank = int(i["dim"][0])
     if len(i.items("tensorCoords")) != rank:
         raise i.error(f"{len(i.items('tensorCoords'))} coordinates for .{i['dim']}")
-    read = i.read_vector("tensorCoords", "s32")
-    return lambda warp, lane: tuple(int(lanes[lane]) for lanes in read(warp))
+    return i.read_vector("tensorCoords", "s32")
 
 
 def _read_policy(i: Instruction) -> Callable[[Any], object]:
@@ -53,14 +53,24 @@ def _read_policy(i: Instruction) -> Callable[[Any], object]:
     return i.read("cache-policy", "b64")
 
 
-def _read_tile(i: Instruction) -> Callable[[Any, Array, int], TileCopy]:
-    map_address, coordinates = i.address("tensorMap"), _read_coordinates(i)
+class _TileReader:
+    """Reads the operands that name a box: tensor map and coordinates."""
 
-    def read(warp: Any, mask: Array, lane: int) -> TileCopy:
-        tensor = tensor_map_at(i, warp, lane, int(map_address(warp)[lane]), mask)
-        return tile_copy(i, warp, lane, tensor, coordinates(warp, lane))
+    def __init__(self, i: Instruction):
+        self._instruction = i
+        self._map_address = i.address("tensorMap")
+        self._coordinates = _read_coordinates(i)
 
-    return read
+    def operands(self, warp: Any) -> list[Array]:
+        """Return the operands' lanes."""
+        return [self._map_address(warp), *self._coordinates(warp)]
+
+    def copy(self, warp: Any, mask: Array, operands: Sequence[Array], lane: int) -> TileCopy:
+        """Return the box that one lane names."""
+        i = self._instruction
+        tensor = tensor_map_at(i, warp, lane, int(operands[0][lane]), mask)
+        coordinates = tuple(int(lanes[lane]) for lanes in operands[1:])
+        return tile_copy(i, warp, lane, tensor, coordinates)
 
 
 @instruction(
@@ -77,7 +87,7 @@ def _read_tile(i: Instruction) -> Callable[[Any, Array, int], TileCopy]:
 )
 def cp_async_bulk_tensor_load(i: Instruction) -> Any:
     """Copy a box of a tensor to shared memory and signal its bytes at an mbarrier."""
-    read_tile, read_policy = _read_tile(i), _read_policy(i)
+    tiles, read_policy = _TileReader(i), _read_policy(i)
     target, barrier = i.address("d"), i.address("mbar")
     read_mask = i.read("ctaMask", "u16") if i.has("ctaMask") else None
     place_of = own_shared_place if i.has("shared::cta") else shared_place
@@ -85,18 +95,19 @@ def cp_async_bulk_tensor_load(i: Instruction) -> Any:
 
     def run(warp: Any, mask: Array) -> None:
         read_policy(warp)
-        for lane in active_lanes(mask):
-            copy = read_tile(warp, mask, lane)
+        operands = tiles.operands(warp)
+        targets, barriers = target(warp), barrier(warp)
+        ctas = None if read_mask is None else read_mask(warp)
+        for lane, *_ in issues(mask, targets, barriers, ctas, *operands):
+            copy = tiles.copy(warp, mask, operands, lane)
             to = place_of(
-                i, warp, lane, int(target(warp)[lane]), alignment=_ALIGNMENT, what="destination"
+                i, warp, lane, int(targets[lane]), alignment=_ALIGNMENT, what="destination"
             )
-            mbar = shared_place(
-                i, warp, lane, int(barrier(warp)[lane]), alignment=8, what="mbarrier"
-            )
+            mbar = shared_place(i, warp, lane, int(barriers[lane]), alignment=8, what="mbarrier")
             _check_barrier_place(i, warp, lane, to, mbar, is_pair=is_pair)
             pairs = [(to, mbar)]
-            if read_mask is not None:
-                ranks = multicast_ranks(i, warp, lane, int(read_mask(warp)[lane]))
+            if ctas is not None:
+                ranks = multicast_ranks(i, warp, lane, int(ctas[lane]))
                 pairs = [
                     (to.in_cta(rank), mbar.in_cta(_barrier_rank(rank, mbar, is_pair=is_pair)))
                     for rank in ranks
@@ -165,26 +176,28 @@ def cp_reduce_async_bulk_tensor(i: Instruction) -> Any:
 
 
 def _store(i: Instruction, reduction: str | None) -> Any:
-    read_tile, read_policy, source = _read_tile(i), _read_policy(i), i.address("a")
+    tiles, read_policy, source = _TileReader(i), _read_policy(i), i.address("a")
     kind = "tensor store" if reduction is None else f"tensor reduce {reduction}"
 
     def run(warp: Any, mask: Array) -> None:
         read_policy(warp)
-        for lane in active_lanes(mask):
-            copy = read_tile(warp, mask, lane)
+        operands, sources = tiles.operands(warp), source(warp)
+        for lanes in issues(mask, sources, *operands):
+            lane = lanes[0]
+            copy = tiles.copy(warp, mask, operands, lane)
             if reduction is not None:
                 try:
                     check_reduction(reduction, copy.tensor.element.name)
                 except ValueError as error:
                     raise IllegalOperand(str(error), warp.where(i, lane=lane)) from error
             place = own_shared_place(
-                i, warp, lane, int(source(warp)[lane]), alignment=_ALIGNMENT, what="source"
+                i, warp, lane, int(sources[lane]), alignment=_ALIGNMENT, what="source"
             )
             warp.machine.counters.add("tensor_store_bytes", copy.tensor.box_bytes)
             operation = warp.cta.cluster.engine.submit(
                 warp, i, _store_effects(copy, place, reduction), kind=kind, read_effects=1
             )
-            bulk_queue(warp, lane).add(operation)
+            add_to_bulk_groups(warp, lanes, operation)
 
     return run
 
@@ -227,12 +240,13 @@ def _store_effects(copy: TileCopy, place: SharedPlace, reduction: str | None) ->
 )
 def cp_async_bulk_prefetch_tensor(i: Instruction) -> Any:
     """Check the operands of a prefetch of a box to L2; it has no other effect."""
-    read_tile, read_policy = _read_tile(i), _read_policy(i)
+    tiles, read_policy = _TileReader(i), _read_policy(i)
 
     def run(warp: Any, mask: Array) -> None:
         read_policy(warp)
-        for lane in active_lanes(mask):
-            read_tile(warp, mask, lane)
+        operands = tiles.operands(warp)
+        for lane, *_ in issues(mask, *operands):
+            tiles.copy(warp, mask, operands, lane)
 
     return run
 
