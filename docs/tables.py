@@ -11,7 +11,11 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import torch
+
+import fovea
 from fovea import env
 
 DOCS = Path(__file__).parent
@@ -32,8 +36,90 @@ def rule_tests(rule: int) -> str:
     return "Test: " + ", ".join(f"`{file.relative_to(TESTS.parent)}`" for file in files)
 
 
+def support() -> str:
+    """Return what each architecture takes, as the code that chooses a kernel answers."""
+    lines = [
+        "| call | sm90 (Hopper) forward | sm100 (Blackwell) forward | gradients |",
+        "|---|---|---|---|",
+    ]
+    reasons: dict[str, int] = {}
+    for name, arguments in support_cases().items():
+        told = fovea.explain(**arguments)
+        cells = [name]
+        for kernel in told.kernels:
+            if kernel.lack is None:
+                cells.append("kernel")
+            else:
+                cells.append(f"ref ({reasons.setdefault(kernel.lack, len(reasons) + 1)})")
+        lines.append(f"| {' | '.join([*cells, str(told.backward_backend)])} |")
+    lines.append("")
+    lines += [f"{number}. {reason}" for reason, number in reasons.items()]
+    return "\n".join(lines)
+
+
+def support_cases() -> dict[str, dict[str, Any]]:
+    """Return the calls that the support table asks about, as arguments of fovea.explain."""
+
+    def call(
+        *,
+        heads_kv: int = 4,
+        head_dims: tuple[int, int] = (128, 128),
+        dtype: torch.dtype = torch.bfloat16,
+        **keywords: Any,
+    ) -> dict[str, Any]:
+        q = torch.empty(1, 256, 4, head_dims[0], dtype=dtype)
+        k = torch.empty(1, 256, heads_kv, head_dims[0], dtype=dtype)
+        v = torch.empty(1, 256, heads_kv, head_dims[1], dtype=dtype)
+        return {"q": q, "k": k, "v": v, **keywords}
+
+    def packed(**keywords: Any) -> dict[str, Any]:
+        borders = torch.tensor([0, 100, 256], dtype=torch.int32)
+        tensors = {name: tensor[0] for name, tensor in call().items()}
+        return {
+            **tensors,
+            "cu_seqlens_q": borders,
+            "cu_seqlens_kv": borders,
+            "max_seqlen_q": 156,
+            "max_seqlen_kv": 156,
+            **keywords,
+        }
+
+    def even(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (q_idx + kv_idx) % 2 == 0
+
+    def tilt(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score + (kv_idx - q_idx)
+
+    blocks = fovea.create_block_mask(even, None, None, 256, 256, "cpu")
+    small_blocks = fovea.create_block_mask(even, None, None, 256, 256, "cpu", BLOCK_SIZE=64)
+    return {
+        "dense, bfloat16": call(),
+        "float16": call(dtype=torch.float16),
+        "float32": call(dtype=torch.float32),
+        'causal="bottom_right"': call(causal=True),
+        'causal="top_left"': call(causal="top_left"),
+        "window": call(window=(64, 0)),
+        "softcap": call(softcap=20.0),
+        "sink": call(sink=torch.zeros(4)),
+        "score_mod": call(score_mod=tilt),
+        "mask_mod": call(mask_mod=even),
+        "block_mask, blocks of 128": call(block_mask=blocks),
+        "block_mask, blocks of 64": call(block_mask=small_blocks),
+        "lse and max_score": call(return_aux=fovea.AuxRequest(lse=True, max_score=True)),
+        "grouped heads": call(heads_kv=1),
+        "head dim 64": call(head_dims=(64, 64)),
+        "head dim 256": call(head_dims=(256, 256)),
+        "head dims 192 and 128": call(head_dims=(192, 128)),
+        "head dim 40": call(head_dims=(40, 40)),
+        "scale <= 0": call(scale=-0.1),
+        "deterministic": call(deterministic=True),
+        "packed sequences": packed(),
+    }
+
+
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "environment.md": {"environment": environment},
+    "support.md": {"support": support},
     "semantics.md": {f"rule {n}": lambda n=n: rule_tests(n) for n in range(1, 14)},
 }
 
