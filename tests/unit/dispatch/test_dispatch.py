@@ -135,5 +135,5 @@ def test_reference_runs_in_full_precision_under_autocast(problem, monkeypatch):
 def test_arch_of_cpu_is_none_and_unknown_names_raise():
     assert arch_of(torch.device("cpu")) is None
     assert arch_named("sm90") is SM90
-    with pytest.raises(ValueError, match="sm90 | sm100"):
+    with pytest.raises(ValueError, match=r"sm90 \| sm100"):
         arch_named("sm80")

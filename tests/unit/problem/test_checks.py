@@ -241,7 +241,7 @@ def test_capture_on_another_device_raises_value_error_with_the_users_line():
     q, table = tensors()[0], torch.zeros(4)
     mod = trace_score_mod(lambda s, b, h, q_idx, kv_idx: s + table[h])
     moved = replace(mod, captures=(table.to("meta"),))
-    with pytest.raises(ValueError, match="test_checks.py") as error:
+    with pytest.raises(ValueError, match=r"test_checks\.py") as error:
         check_captures("score_mod", moved, q)
     check_text(error, "meta", "captured by score_mod")
 

@@ -1,0 +1,207 @@
+"""torch.compile and torch.export: equal to eager, few graphs, no breaks."""
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import fovea
+from fovea import AuxRequest
+
+# Inductor takes tens of seconds here; what it adds to AOTAutograd is tested in the slow set.
+BACKENDS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(function, backend):
+    counter = CompileCounterWithBackend(backend)
+    return torch.compile(function, fullgraph=True, backend=counter), counter
+
+
+def assert_same(function, other, tensors, *numbers):
+    """Compare results and gradients of two functions."""
+    grads = [tensor for tensor in tensors if tensor.requires_grad]
+    results = []
+    for f in (function, other):
+        outputs = f(*tensors, *numbers)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        loss = sum(o.square().sum() for o in outputs)
+        results.append((*outputs, *(torch.autograd.grad(loss, grads) if grads else ())))
+    for one, expected in zip(*results, strict=True):
+        torch.testing.assert_close(one, expected)
+
+
+def leaves(*shapes):
+    return tuple(torch.randn(shape, requires_grad=True) for shape in shapes)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compiled_call_with_everything_equals_eager(backend):
+    ids = torch.arange(24) // 10
+
+    def call(q, k, v, table, sink):
+        out, aux = fovea.attention(
+            q,
+            k,
+            v,
+            causal=True,
+            window=(9, None),
+            score_mod=lambda s, b, h, i, j: s + table[h] * (j - i),
+            mask_mod=lambda b, h, i, j: ids[i] == ids[j],
+            softcap=5.0,
+            sink=sink,
+            return_aux=AuxRequest(lse=True, max_score=True),
+        )
+        lse = aux.lse.masked_fill(aux.lse == -torch.inf, 0.0)
+        return out, lse
+
+    tensors = leaves((2, 20, 4, 8), (2, 24, 2, 8), (2, 24, 2, 4), (4,), (4,))
+    assert_same(compiled(call, backend)[0], call, tensors)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ten_values_of_captured_floats_compile_at_most_two_graphs(backend):
+    def call(q, k, v, slope, softcap, scale):
+        return fovea.attention(
+            q,
+            k,
+            v,
+            score_mod=lambda s, b, h, i, j: s + slope * (j - i),
+            softcap=softcap,
+            scale=scale,
+        )
+
+    function, counter = compiled(call, backend)
+    tensors = tuple(t.detach() for t in leaves((1, 6, 2, 8), (1, 7, 2, 8), (1, 7, 2, 8)))
+    for i in range(10):
+        numbers = (0.1 * i, 5.0 + i, 0.3 + 0.01 * i)
+        torch.testing.assert_close(function(*tensors, *numbers), call(*tensors, *numbers))
+    assert counter.frame_count <= 2
+
+
+def test_ten_values_of_captured_ints_compile_at_most_two_graphs():
+    def call(q, width, left):
+        return fovea.attention(
+            q, q, q, mask_mod=lambda b, h, i, j: (i - j).abs() <= width, window=(left, None)
+        )
+
+    function, counter = compiled(call, "aot_eager")
+    q = torch.randn(1, 20, 2, 8)
+    for i in range(10):
+        torch.testing.assert_close(function(q, 3 + i, 5 + i), call(q, 3 + i, 5 + i))
+    assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_lengths_that_change_compile_at_most_two_graphs(backend):
+    def call(q, k):
+        return fovea.attention(q, k, k, causal=True)
+
+    function, counter = compiled(call, backend)
+    for seqlen in (6, 7, 9, 12, 30):
+        assert_same(function, call, leaves((2, seqlen, 4, 8), (2, seqlen + 3, 2, 8)))
+    assert counter.frame_count <= 2
+
+
+def test_dynamic_shapes_from_the_start_equal_eager():
+    def call(q, k):
+        return fovea.attention(q, k, k, causal=True, window=(4, None))
+
+    counter = CompileCounterWithBackend("aot_eager")
+    function = torch.compile(call, fullgraph=True, backend=counter, dynamic=True)
+    # No two extents are equal in the first call: torch takes equal ones for one symbol.
+    for batch, seqlen in ((5, 6), (3, 7), (4, 9)):
+        assert_same(function, call, leaves((batch, seqlen, 4, 8), (batch, seqlen + 3, 2, 8)))
+    assert counter.frame_count == 1
+
+
+def test_compiled_self_attention_with_one_tensor_equals_eager():
+    def call(x):
+        return fovea.attention(x, x, x, causal=True)
+
+    assert_same(compiled(call, "aot_eager")[0], call, leaves((2, 6, 4, 8)))
+
+
+def test_compiled_flex_attention_with_block_mask_equals_eager():
+    block_mask = fovea.create_block_mask(
+        lambda b, h, i, j: i >= j, 1, 1, 40, 40, device="cpu", BLOCK_SIZE=16
+    )
+
+    def call(q, k, v):
+        return fovea.flex_attention(q, k, v, block_mask=block_mask, enable_gqa=True)
+
+    tensors = leaves((2, 4, 40, 8), (2, 2, 40, 8), (2, 2, 40, 8))
+    assert_same(compiled(call, "aot_eager")[0], call, tensors)
+
+
+def test_compiled_varlen_equals_eager():
+    bounds = torch.tensor([0, 3, 3, 10], dtype=torch.int32)
+
+    def call(q, k):
+        return fovea.attention_varlen(q, k, k, bounds, bounds, 7, 7, causal=True)
+
+    assert_same(compiled(call, "aot_eager")[0], call, leaves((10, 4, 8), (10, 2, 8)))
+
+
+def test_compiled_under_autocast_equals_eager():
+    def call(q, k, v):
+        return fovea.attention(q, k, v)
+
+    tensors = leaves((1, 6, 2, 8), (1, 6, 2, 8), (1, 6, 2, 8))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        function = compiled(call, "aot_eager")[0]
+        assert function(*tensors).dtype == torch.bfloat16
+        assert_same(function, call, tensors)
+
+
+def test_wrong_softcap_in_a_compiled_call_raises_when_it_runs():
+    function = compiled(lambda q, c: fovea.attention(q, q, q, softcap=c), "aot_eager")[0]
+    with pytest.raises(ValueError, match="above 0"):
+        function(torch.randn(1, 6, 2, 8), -1.0)
+
+
+def test_transform_inside_compile_raises_and_names_the_way_out():
+    """Dynamo drops the autograd function there, so a gradient would be silently wrong."""
+
+    def call(q):
+        return torch.func.grad(lambda q: fovea.attention(q, q, q).square().sum())(q)
+
+    with pytest.raises(Exception, match=r"torch\.func transform"):
+        compiled(call, "aot_eager")[0](torch.randn(1, 6, 2, 8))
+
+
+class Layer(torch.nn.Module):
+    """A module with a learnable sink, for export."""
+
+    def __init__(self):
+        super().__init__()
+        self.sink = torch.nn.Parameter(torch.randn(4))
+
+    def forward(self, q, k, v):
+        return fovea.attention(q, k, v, sink=self.sink, causal=True, softcap=5.0)
+
+
+def test_exported_module_is_one_node_and_equals_eager_at_other_lengths():
+    layer = Layer()
+    q, k, v = torch.randn(2, 6, 4, 8), torch.randn(2, 7, 2, 8), torch.randn(2, 7, 2, 4)
+    seqlen_q, seqlen_kv = torch.export.Dim("seqlen_q"), torch.export.Dim("seqlen_kv")
+    program = torch.export.export(
+        layer, (q, k, v), dynamic_shapes=({1: seqlen_q}, {1: seqlen_kv}, {1: seqlen_kv})
+    )
+    targets = [node.target for node in program.graph.nodes]
+    assert targets.count(torch.ops.fovea.attention_forward.default) == 1
+    longer = torch.randn(2, 11, 4, 8), torch.randn(2, 13, 2, 8), torch.randn(2, 13, 2, 4)
+    torch.testing.assert_close(program.module()(*longer), layer(*longer))
+
+
+def test_exported_module_survives_saving(tmp_path):
+    layer = Layer()
+    tensors = torch.randn(2, 6, 4, 8), torch.randn(2, 7, 2, 8), torch.randn(2, 7, 2, 4)
+    torch.export.save(torch.export.export(layer, tensors), tmp_path / "layer.pt2")
+    loaded = torch.export.load(tmp_path / "layer.pt2").module()
+    torch.testing.assert_close(loaded(*tensors), layer(*tensors))
