@@ -96,7 +96,7 @@ def test_expanded_query_gives_a_dense_output():
     q = normal((1, 5, 1, 8), seed=0).expand(2, 5, 3, 8)
     _, k, v = dense_qkv(SHAPE)
     out = fovea.attention(q, k, v)
-    assert out.is_contiguous() or sorted(out.stride()) == [1, 8, 24, 120]
+    assert out.untyped_storage().nbytes() == out.numel() * out.element_size()
     torch.testing.assert_close(out, fovea.attention(q.contiguous(), k, v))
 
 
