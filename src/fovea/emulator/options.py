@@ -19,6 +19,10 @@ class Options:
         max_segments: the most code segments a warp runs before another may (1 or more).
         async_delay: "random" (any legal moment), "eager" (at issue), "late" (only when needed).
         num_sms: clusters in flight at a time never exceed it; also what `%nsmid` says.
+        tensor_load_wait: "explicit": a register is readable only after `tcgen05.wait::ld`, the
+            manual's rule; "implicit": every `tcgen05.ld` waits for itself, as ptxas makes it by
+            register dependencies; "auto": implicit for a kernel that has at least 8 such loads
+            and not a single wait (such kernels leave the wait to ptxas), explicit for others.
         trace: collect events for `Result.write_trace` (Perfetto JSON).
         exact_mma: use the published bit-exact accumulation of tensor cores, slower than the
             default float32 accumulation.
@@ -31,6 +35,7 @@ class Options:
     max_segments: int = 8
     async_delay: str = "random"
     num_sms: int = 132
+    tensor_load_wait: str = "auto"
     trace: bool = False
     exact_mma: bool = False
 
@@ -38,6 +43,11 @@ class Options:
         if self.async_delay not in ("random", "eager", "late"):
             raise ValueError(
                 f"async_delay={self.async_delay!r} is not one of 'random', 'eager', 'late'"
+            )
+        if self.tensor_load_wait not in ("auto", "explicit", "implicit"):
+            raise ValueError(
+                f"tensor_load_wait={self.tensor_load_wait!r} is not one of 'auto', 'explicit', "
+                "'implicit'"
             )
         if self.max_segments < 1:
             raise ValueError(f"max_segments={self.max_segments} must be at least 1")

@@ -112,7 +112,7 @@ class Module:
             Fault: the kernel did something wrong.
         """
         options = options or Options()
-        found = self._layout.kernel(kernel)
+        found = self._layout.kernel(kernel, options.tensor_load_wait)
         shape = tuple(_three(name, dim) for name, dim in
                       (("grid", grid), ("block", block), ("cluster", cluster)))  # fmt: skip
         if shape[2] == (1, 1, 1) and found.required_cluster:

@@ -22,7 +22,7 @@ from fovea.emulator.errors import (
 )
 from fovea.emulator.isa.instruction import ALL_LANES, Instruction
 from fovea.emulator.machine.grid import Cluster, Machine
-from fovea.emulator.machine.warp import DIVERGED, InFlight, Split, Unreadable, Warp
+from fovea.emulator.machine.warp import DIVERGED, InFlight, PackedInFlight, Split, Unreadable, Warp
 from fovea.emulator.machine.registers import registers_of
 from fovea.emulator.ptx import syntax
 
@@ -334,7 +334,7 @@ def _translated(
         if isinstance(value, Unreadable):
             message = f"register {operand.name} {value.describe()}"
             where = warp.where(instruction)
-            if isinstance(value, InFlight):
+            if isinstance(value, InFlight | PackedInFlight):
                 rule = "asynchronous results need a wait before they are used"
                 return RaceError(f"race: {message}; {rule}", where, rule=rule)
             return UninitialisedRead(message, where)
@@ -345,9 +345,14 @@ def _translated(
 
 
 def _sources(instruction: Instruction) -> Iterable[syntax.Register]:
+    """Yield the registers an instruction reads, and last those of its first operand.
+
+    The first operand is a destination in most instructions: it is the culprit only if no other is.
+    """
     if instruction.guard is not None:
         yield instruction.guard.register
-    for operand in instruction.operands.values():
+    operands = list(instruction.operands.values())
+    for operand in operands[1:] + operands[:1]:
         yield from registers_of(operand)
 
 

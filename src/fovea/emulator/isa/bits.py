@@ -37,7 +37,10 @@ def canonical_f64(value: Array) -> Array:
 def flush_f32(value: Array) -> Array:
     """Return subnormals replaced by zeros of their sign (`.ftz`)."""
     bits = value.view(np.uint32)
-    return np.where(bits & _EXPONENT_F32, bits, bits & _SIGN_F32).view(np.float32)
+    exponent = bits & _EXPONENT_F32
+    if exponent.all():
+        return value
+    return np.where(exponent != 0, bits, bits & _SIGN_F32).view(np.float32)
 
 
 def saturate(value: Array) -> Array:

@@ -18,6 +18,7 @@ from fovea.emulator.machine.memory import (
     SHARED_WINDOW,
     WINDOW_SHIFT,
 )
+from fovea.emulator.machine.warp import InFlight, PackedInFlight, pack_lanes
 from fovea.emulator.ptx import syntax
 from fovea.emulator.ptx.types import size_bytes
 
@@ -67,11 +68,11 @@ def _pack(ins: Instruction, source: syntax.Vector, ptx_type: str) -> Inline:
     return ins.assign("d", f"{stack}({whole}, {parts})", f"b{8 * size_bytes(ptx_type)}")
 
 
-def _interleave(whole: np.dtype, *parts: Array) -> Array:
-    packed = np.empty((32, len(parts)), parts[0].dtype)
-    for position, part in enumerate(parts):
-        packed[:, position] = part
-    return packed.view(whole).ravel()
+def _interleave(whole: np.dtype, *parts: Any) -> Any:
+    for part in parts:
+        if isinstance(part, InFlight | PackedInFlight):
+            return PackedInFlight(whole, list(parts))
+    return pack_lanes(whole, list(parts))
 
 
 def _unpack(ins: Instruction, destination: syntax.Vector, ptx_type: str) -> Inline:
@@ -88,7 +89,9 @@ def _unpack(ins: Instruction, destination: syntax.Vector, ptx_type: str) -> Inli
     return Inline(results, (f"v = {split}({source}, {dtype}, {count})",))
 
 
-def _split(value: Array, dtype: np.dtype, count: int) -> Array:
+def _split(value: Any, dtype: np.dtype, count: int) -> Any:
+    if value.__class__ is PackedInFlight and len(value.parts) == count:
+        return value.parts
     return np.ascontiguousarray(value.view(dtype).reshape(-1, count).T)
 
 

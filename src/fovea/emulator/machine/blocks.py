@@ -29,6 +29,7 @@ from fovea.emulator.isa.instruction import (
 )
 from fovea.emulator.machine.flow import EXIT, JUMPS, SWITCH_KINDS, Piece, cut
 from fovea.emulator.machine.registers import stored_dtypes
+from fovea.emulator.machine.warp import Wait
 from fovea.emulator.ptx import syntax
 
 Compiled = Callable[[Any, list[Any], Array], int]
@@ -54,6 +55,39 @@ def narrow(mask: Array) -> Array | None:
     return ALL_LANES if packed == ALL_BYTES else mask
 
 
+_TENSOR_LOAD, _TENSOR_LOAD_WAIT = "tcgen05.ld.", "tcgen05.wait::ld"
+# a kernel with fewer loads and no wait more likely misses one than leaves all to ptxas
+_LOADS_WITHOUT_WAIT = 8
+
+
+def _waits_for_loads(body: list[syntax.Statement | syntax.LabelMark], rule: str) -> bool:
+    """Return whether tensor-memory loads wait for themselves; see `Options.tensor_load_wait`."""
+    if rule != "auto":
+        return rule == "implicit"
+    opcodes = [item.opcode for item in body if isinstance(item, syntax.Statement)]
+    loads = sum(opcode.startswith(_TENSOR_LOAD) for opcode in opcodes)
+    waits = sum(opcode.startswith(_TENSOR_LOAD_WAIT) for opcode in opcodes)
+    return loads >= _LOADS_WITHOUT_WAIT and not waits
+
+
+def wait_for_tensor_loads(w: Any) -> Wait | None:
+    """Return a wait for the warp's loads from tensor memory, as `tcgen05.wait::ld` does."""
+    loads = list(w.queue("tcgen05.ld").open)
+    if not loads:
+        return None
+
+    def resume() -> None:
+        w.queue("tcgen05.ld").open.clear()
+        w.observe(loads)
+
+    return Wait(
+        lambda: all(load.is_complete for load in loads),
+        lambda: "its loads from tensor memory",
+        resume,
+        name="tcgen05.ld",
+    )
+
+
 class KernelProgram:
     """A kernel and the device functions it may call, as one list of segments."""
 
@@ -64,6 +98,7 @@ class KernelProgram:
         variables: dict[str, tuple[str, int]],
         static_bytes: int,
         local_bytes: int,
+        tensor_load_wait: str = "auto",
     ):
         self.kernel = function.name
         self.static_bytes = static_bytes
@@ -76,11 +111,13 @@ class KernelProgram:
         self.max_registers = (directives.get("maxnreg") or (0,))[0]
         self._allocate_slots(function.body)
         instructions = self._decode(function.body)
+        self._waits_for_loads = _waits_for_loads(function.body, tensor_load_wait)
         switches = [
             instruction is not None
             and (
                 instruction.entry.kind in SWITCH_KINDS
                 or instruction.entry.form.mnemonic in JUMPS
+                or self._has_implicit_wait(instruction)
             )
             for instruction in instructions
         ]
@@ -234,6 +271,12 @@ class KernelProgram:
             writer.line(f"{indent}w.wait = {name}(w, {mask})")
         else:
             writer.line(f"{indent}{name}(w, {mask})")
+        if self._has_implicit_wait(instruction):
+            wait = self.decoding.bind(wait_for_tensor_loads, "wait")
+            writer.line(f"{indent}w.wait = {wait}(w)")
+
+    def _has_implicit_wait(self, instruction: Instruction) -> bool:
+        return self._waits_for_loads and instruction.opcode.startswith(_TENSOR_LOAD)
 
     def _write_jump(
         self,

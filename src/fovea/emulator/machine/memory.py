@@ -220,7 +220,7 @@ class Segment:
             cells = (offsets // 4)[..., None] + np.arange(unit // 4)
         else:
             cells = offsets // 4
-        check(np.unique(cells), access)
+        check(cells.ravel(), access)
 
     def _where(self, offsets: Array, position: int, access: Access) -> Any:
         lane = None

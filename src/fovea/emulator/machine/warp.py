@@ -39,6 +39,10 @@ class Unreadable:
     def __array__(self, dtype: Any = None, copy: Any = None) -> Array:
         raise RegisterUnavailable(self.describe())
 
+    def view(self, dtype: Any) -> "Unreadable":
+        """Return itself: a move may reinterpret the bits of a register it does not look into."""
+        return self
+
     def describe(self) -> str:
         """Return why the register cannot be read."""
         raise NotImplementedError
@@ -73,6 +77,40 @@ class InFlight(Unreadable):
 
     def describe(self) -> str:
         return f"is still being written by {self.operation.describe()}"
+
+
+class PackedInFlight(Unreadable):
+    """A wider register that `mov` packed from registers, at least one of them in flight.
+
+    Compilers pack results of asynchronous loads before the wait: no data moves, so it is legal.
+    """
+
+    __slots__ = ("parts", "whole")
+
+    def __init__(self, whole: np.dtype, parts: list[Any]):
+        self.whole = whole
+        self.parts = parts
+
+    def describe(self) -> str:
+        return next(part for part in self.parts if isinstance(part, InFlight)).describe()
+
+    def resolve(self, done: set[Operation]) -> Any:
+        """Put in what has arrived; return the register once nothing is missing, else itself."""
+        for position, part in enumerate(self.parts):
+            if part.__class__ is InFlight and part.operation in done:
+                self.parts[position] = part.operation.results[part.key]
+        if any(isinstance(part, Unreadable) for part in self.parts):
+            return self
+        size = self.whole.itemsize // len(self.parts)
+        return pack_lanes(self.whole, [part.view(f"u{size}") for part in self.parts])
+
+
+def pack_lanes(whole: np.dtype, parts: list[Array]) -> Array:
+    """Return 32 lanes of a wide type from lanes of its parts, lowest first."""
+    packed = np.empty((LANES, len(parts)), parts[0].dtype)
+    for position, part in enumerate(parts):
+        packed[:, position] = part
+    return packed.view(whole).ravel()
 
 
 class Wait:
@@ -201,8 +239,14 @@ class Warp:
         for index, value in enumerate(registers):
             if value.__class__ is InFlight and value.operation in done:
                 result = value.operation.results[value.key]
-                dtype = self.slot_dtypes[index]
-                registers[index] = result if result.dtype == dtype else result.view(dtype)
+            elif value.__class__ is PackedInFlight:
+                result = value.resolve(done)
+            else:
+                continue
+            dtype = self.slot_dtypes[index]
+            if result.__class__ is np.ndarray and result.dtype != dtype:
+                result = result.view(dtype)
+            registers[index] = result
 
     def where(self, instruction: Any, **more: Any) -> Where:
         """Return the location of a fault of this warp at `instruction`."""

@@ -64,7 +64,7 @@ class Layout:
     variables: dict[str, tuple[str, int]] = field(default_factory=dict)
     global_arrays: dict[str, np.ndarray] = field(default_factory=dict)
     constants: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
-    kernels: dict[str, Kernel] = field(default_factory=dict)
+    kernels: dict[tuple[str, str], Kernel] = field(default_factory=dict)
 
     @classmethod
     def of(cls, text: str) -> "Layout":
@@ -122,29 +122,35 @@ class Layout:
             start = position * dtype.itemsize
             memory[start : start + dtype.itemsize] = np.frombuffer(cell.tobytes(), np.uint8)
 
-    def kernel(self, name: str) -> Kernel:
+    def kernel(self, name: str, tensor_load_wait: str = "auto") -> Kernel:
         """Return a kernel, decoding it at the first call.
 
         Raises:
             LaunchError: the module has no such kernel.
             PtxError: an instruction is wrong or not implemented.
         """
-        found = self.kernels.get(name)
+        found = self.kernels.get((name, tensor_load_wait))
         if found is None:
             function = self.tree.functions.get(name)
             if function is None or not function.is_entry or not function.is_defined:
                 names = [f.name for f in self.tree.functions.values() if f.is_entry]
                 raise LaunchError(f"kernel={name!r} is not in the module (it has: {names})")
-            found = self.kernels[name] = self._make_kernel(function)
+            found = self._make_kernel(function, tensor_load_wait)
+            self.kernels[name, tensor_load_wait] = found
         return found
 
-    def _make_kernel(self, function: syntax.Function) -> Kernel:
+    def _make_kernel(self, function: syntax.Function, tensor_load_wait: str) -> Kernel:
         variables = dict(self.variables)
         parameters, parameter_bytes = _place_parameters(function, variables)
         static_bytes, dynamic_align = self._place_shared(function, variables)
         local_bytes = _place_locals(function, variables)
         program = KernelProgram(
-            function, self.tree.target, variables, static_bytes, local_bytes
+            function,
+            self.tree.target,
+            variables,
+            static_bytes,
+            local_bytes,
+            tensor_load_wait,
         )
         program.decode_all()
         directives = function.directives
