@@ -7,12 +7,14 @@ Usage: python docs/tables.py           write
        python docs/tables.py --check   fail where a page is out of date
 """
 
+import inspect
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gallery
 import torch
 
 import fovea
@@ -34,6 +36,30 @@ def rule_tests(rule: int) -> str:
     if not files:
         return "*No test guards this rule yet.*"
     return "Test: " + ", ".join(f"`{file.relative_to(TESTS.parent)}`" for file in files)
+
+
+def mods() -> str:
+    """Return the gallery: each mod's picture, call and meaning, by family."""
+    lines: list[str] = []
+    for title, section in gallery.SECTIONS.items():
+        lines += ["", f"## {title}", "", "| | call | meaning |", "|---|---|---|"]
+        for example in section:
+            picture = f"![{example.name}](pictures/{gallery.picture_name(example)})"
+            lines.append(f"| {picture} | `{example.call}` | {mod_meaning(example.name)} |")
+    helpers = ", ".join(f"`{name}`" for name in gallery.undrawn())
+    lines += ["", "## Makers of tables", "", f"For the mods above: {helpers}."]
+    return "\n".join(lines).strip()
+
+
+def mod_meaning(name: str) -> str:
+    """Return the first sentence and the formula of a mod's docstring, as one table cell."""
+    document = inspect.getdoc(getattr(fovea.mods, name)) or ""
+    summary = document.split("\n\n")[0].removeprefix("Return ").replace("\n", " ")
+    formula = re.search(r"^Formula: (.*?)(?=^\S+:|\Z)", document, re.DOTALL | re.MULTILINE)
+    assert formula is not None, f"fovea.mods.{name} states no formula"
+    text = " ".join(formula[1].split()).rstrip(".").replace("`", "")
+    cell = f"{summary[0].upper()}{summary[1:]}<br>`{text}`"
+    return cell.replace("|", "\\|")
 
 
 def support() -> str:
@@ -119,6 +145,7 @@ def support_cases() -> dict[str, dict[str, Any]]:
 
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "environment.md": {"environment": environment},
+    "mods.md": {"mods": mods},
     "support.md": {"support": support},
     "semantics.md": {f"rule {n}": lambda n=n: rule_tests(n) for n in range(1, 14)},
 }

@@ -1,5 +1,7 @@
 """The documentation says what the tree has: generated parts are current, links lead somewhere."""
 
+import importlib.util
+import inspect
 import os
 import re
 import subprocess
@@ -7,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+import fovea
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -25,6 +29,21 @@ def test_generated_parts_are_current():
         env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
     )
     assert done.returncode == 0, f"{done.stdout}{done.stderr}(run scripts/docs)"
+
+
+def test_every_mod_of_the_library_has_its_picture():
+    spec = importlib.util.spec_from_file_location("gallery", ROOT / "docs" / "gallery.py")
+    gallery = importlib.util.module_from_spec(spec)
+    sys.modules["gallery"] = gallery  # its dataclasses look their module up
+    try:
+        spec.loader.exec_module(gallery)
+        wanted = {gallery.picture_name(example) for example in gallery.examples()}
+        undrawn = [getattr(fovea.mods, name) for name in gallery.undrawn()]
+    finally:
+        del sys.modules["gallery"]
+    assert {path.name for path in (ROOT / "docs" / "pictures").glob("*.png")} == wanted
+    returned = [inspect.signature(maker).return_annotation for maker in undrawn]
+    assert not [found for found in returned if "Callable" in str(found)], "a mod without a picture"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
