@@ -60,6 +60,8 @@ class Access:
         clock: what the agent has seen; `clock.seen[agent]` is its own time.
         is_async: whether the access goes through the async proxy.
         mask: lanes that take part, for reports.
+        is_strong: whether the access is atomic, volatile, relaxed, acquire or release: such
+            accesses may meet unordered.
     """
 
     warp: Any
@@ -68,6 +70,7 @@ class Access:
     clock: Clock
     is_async: bool = False
     mask: Any = None
+    is_strong: bool = False
 
     def tick(self) -> None:
         """Advance the agent's own time: call after a release, so later work is told apart."""
@@ -104,7 +107,10 @@ class Shadow:
         Raises:
             RaceError: the last write of a cell is not ordered before this read.
         """
+        if access.is_strong:
+            return
         self._judge_write(cells, access, byte_mask, "read")
+        self.notes.remember_read(access)
         self.reads[cells, access.agent] = access.clock.seen[access.agent]
 
     def on_write(self, cells: Any, access: Access, byte_mask: Any = 15) -> None:
@@ -113,6 +119,8 @@ class Shadow:
         Raises:
             RaceError: an earlier read or write of a cell is not ordered before this write.
         """
+        if access.is_strong:
+            return
         self._judge_write(cells, access, byte_mask, "write")
         late = self.reads[cells] > access.clock.seen
         if late.any():

@@ -66,7 +66,8 @@ def barrier_at(ins: Instruction, w: Any, address: int, lane: int) -> MBarrier:
     return barrier
 
 
-def _lanes(mask: Array) -> list[int]:
+def lanes_of(mask: Array) -> list[int]:
+    """Return the numbers of the active lanes."""
     return list(range(LANES)) if mask is ALL_LANES else np.flatnonzero(mask).tolist()
 
 
@@ -86,7 +87,7 @@ def mbarrier_init(ins: Instruction) -> Any:
 
     def run(w: Any, mask: Array) -> None:
         addresses, counts = address(w), count(w)
-        for lane in _lanes(mask):
+        for lane in lanes_of(mask):
             expected = int(counts[lane])
             if not 1 <= expected <= COUNT_LIMIT:
                 raise IllegalOperand(
@@ -111,7 +112,7 @@ def mbarrier_inval(ins: Instruction) -> Any:
     address = ins.address("addr")
 
     def run(w: Any, mask: Array) -> None:
-        for lane in _lanes(mask):
+        for lane in lanes_of(mask):
             place = int(address(w)[lane])
             barrier_at(ins, w, place, lane)
             cta, offset = shared_place(ins, w, place, lane)
@@ -141,7 +142,7 @@ def _arrive(
         sizes = transaction(w) if transaction is not None else None
         states = np.zeros(LANES, np.uint64)
         access = w.touch(ins, mask)
-        for lane in _lanes(mask):
+        for lane in lanes_of(mask):
             barrier = barrier_at(ins, w, int(addresses[lane]), lane)
             states[lane] = barrier.phase
             if sizes is not None:
@@ -190,7 +191,7 @@ def mbarrier_tx(ins: Instruction) -> Any:
     def run(w: Any, mask: Array) -> None:
         addresses, sizes = address(w), transaction(w)
         access = w.touch(ins, mask)
-        for lane in _lanes(mask):
+        for lane in lanes_of(mask):
             barrier = barrier_at(ins, w, int(addresses[lane]), lane)
             size = int(sizes[lane])
             problem = barrier.expect_tx(size) if is_expect else barrier.complete_tx(size, access)

@@ -137,8 +137,28 @@ def _spread(values: Array, mask: Array) -> Array:
     return full
 
 
+def synchronise(w: Any, addresses: Array, *, is_acquire: bool, is_release: bool) -> None:
+    """Hand clocks on through memory locations, as strong accesses of one location do.
+
+    Every strong access counts as ordering here, `.relaxed` too: a fence beside it may make it so,
+    and a race report must never be wrong.
+    """
+    clocks = w.cta.cluster.location_clocks
+    for address in set(addresses.tolist()):
+        clock = clocks.get(address)
+        if is_acquire and clock is not None:
+            w.access.clock.join(clock)
+        if is_release:
+            if clock is None:
+                clocks[address] = w.access.clock.copy()
+            else:
+                clock.join(w.access.clock)
+    if is_release:
+        w.access.tick()
+
+
 def load_lanes(
-    ins: Instruction, name: str, space: str, item: int, count: int
+    ins: Instruction, name: str, space: str, item: int, count: int, is_strong: bool = False
 ) -> Callable[[Any, Array], Array]:
     """Return `load(warp, mask) -> (count, 32)` unsigned values at a memory operand."""
     address = ins.address(name)
@@ -149,6 +169,9 @@ def load_lanes(
         if mask is not ALL_LANES:
             addresses = addresses[mask]
         access = w.touch(ins, mask)
+        access.is_strong = is_strong
+        if is_strong:
+            synchronise(w, addresses, is_acquire=True, is_release=False)
         groups = segments(w, addresses, mask)
         if len(groups) == 1 and groups[0][2] is None:
             values = groups[0][0].load(groups[0][1], item, count, access)
@@ -162,7 +185,7 @@ def load_lanes(
 
 
 def store_lanes(
-    ins: Instruction, name: str, space: str, item: int
+    ins: Instruction, name: str, space: str, item: int, is_strong: bool = False
 ) -> Callable[[Any, Array, Array], None]:
     """Return `store(warp, mask, (count, 32) values)` at a memory operand."""
     address = ins.address(name)
@@ -173,7 +196,10 @@ def store_lanes(
         if mask is not ALL_LANES:
             addresses, values = addresses[mask], values[:, mask]
         access = w.touch(ins, mask)
-        w.machine.writes += 1
+        access.is_strong = is_strong
+        if is_strong:
+            synchronise(w, addresses, is_acquire=False, is_release=True)
+            w.machine.notify()
         for segment, offsets, positions in segments(w, addresses, mask):
             part = values if positions is None else values[:, positions]
             segment.store(offsets, part, item, access)
@@ -215,13 +241,17 @@ def ld(ins: Instruction) -> Any:
         if constant is not None:
             return constant
     item = size_bytes(ptx_type)
-    load = load_lanes(ins, "a", space, item, count)
+    load = load_lanes(ins, "a", space, item, count, _is_strong(ins))
     signed = f"s{8 * item}" if is_signed(ptx_type) else f"u{8 * item}"
     if count > 1:
         write_all = ins.write_vector("d", signed)
         return lambda w, mask: write_all(w, mask, load(w, mask))
     write = ins.write("d", signed)
     return lambda w, mask: write(w, mask, load(w, mask)[0])
+
+
+def _is_strong(ins: Instruction) -> bool:
+    return any(ins.has(word) for word in ("relaxed", "acquire", "release", "volatile"))
 
 
 def _ld_b128(ins: Instruction, space: str) -> Any:
@@ -282,7 +312,7 @@ def st(ins: Instruction) -> Any:
     if count != int(ins["vec"][1:] or 1):
         raise ins.error(f"b has {count} elements, the form has {ins['vec'] or 'one'}")
     item = size_bytes(ptx_type)
-    store = store_lanes(ins, "a", space, item)
+    store = store_lanes(ins, "a", space, item, _is_strong(ins))
     reads = [ins.read_operand(part, _raw(ins, part, ptx_type)) for part in ins.items("b")]
     unsigned = np.dtype(f"u{item}")
     if count == 1:

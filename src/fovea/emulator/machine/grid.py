@@ -63,7 +63,6 @@ class Machine:
         self.trace: Any = None
         self.step = 0
         self.time = 0
-        self.writes = 0
         self.events = 0
         self.printed: list[str] = []
         self.cancelled: set[int] = set()
@@ -110,6 +109,7 @@ class Cluster:
         self.notes = AccessNotes(generic, self.agents)
         self.engine = AsyncEngine(machine.options, machine.random, generic, slots)
         self.barrier = ClusterBarrier(self.warps_per_cta * LANES * size, self.agents)
+        self.location_clocks: dict[int, Clock] = {}
         self.ctas = [Cta(self, rank) for rank in range(size)]
         self.warps = [warp for cta in self.ctas for warp in cta.warps]
 

@@ -209,6 +209,7 @@ class Warp:
         access = self.access
         access.instruction = instruction
         access.mask = mask
+        access.is_strong = False
         return access
 
     def queue(self, key: Any) -> GroupQueue:

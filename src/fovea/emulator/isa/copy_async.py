@@ -1,0 +1,182 @@
+"""cp.async: copies of 4, 8 or 16 bytes from global to shared memory, by thread.
+
+Lives here: the non-bulk copies and their groups. Not here: bulk and tensor copies
+(`bulk_copy.py`, `tensor_copy.py`). Invariant: groups are kept per warp: its lanes issue, commit
+and wait together, or the manual's per-thread meaning would be needed and a fault is raised.
+Source: PTX ISA 9.7.9.25.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from fovea.emulator.async_engine import Operation
+from fovea.emulator.errors import Misaligned, OutOfBounds
+from fovea.emulator.isa import instruction
+from fovea.emulator.isa.barrier import barrier_at, lanes_of
+from fovea.emulator.isa.instruction import Array, Instruction
+from fovea.emulator.machine.memory import RANK_SHIFT
+from fovea.emulator.machine.warp import Wait
+
+_QUEUE = "cp.async"
+_LOW = (1 << RANK_SHIFT) - 1
+
+
+@instruction("cp.async.ca.state.global{.L2::cache_hint}{.prefetch} [dst], [src], size{, cache-policy}",
+             "cp.async.ca.state.global{.prefetch} [dst], [src], size, src-size",
+             "cp.async.cg.state.global{.L2::cache_hint}{.prefetch} [dst], [src], size{, cache-policy}",
+             "cp.async.cg.state.global{.L2::cache_hint}{.prefetch}"
+             " [dst], [src], size, src-size{, cache-policy}",
+             source="PTX ISA 9.7.9.25.3.1", evidence="manual-only", kind="copy",
+             state="shared shared::cta", prefetch="L2::64B L2::128B L2::256B")  # fmt: skip
+def cp_async(ins: Instruction) -> Any:
+    """Copy `src-size` bytes per lane and zero the rest of `size`, later."""
+    size = ins.immediate("size")
+    allowed = (16,) if ".cg." in ins.opcode else (4, 8, 16)
+    if size not in allowed:
+        raise ins.error(f"size {size} is not one of {allowed}")
+    read_target, read_source = ins.address("dst"), ins.address("src")
+    read_size = _source_size(ins)
+
+    def run(w: Any, mask: Array) -> None:
+        targets, sources = read_target(w)[mask], read_source(w)[mask]
+        counts = read_size(w)[mask] if read_size is not None else np.full(len(targets), size)
+        _check_places(ins, w, mask, targets, sources, counts, size)
+
+        def effect(operation: Operation) -> None:
+            _copy(w, operation, targets, sources, counts, size)
+
+        operation = w.cta.cluster.engine.submit(
+            w, ins, [effect], kind="cp.async", is_async_proxy=False
+        )
+        operation.access.mask = mask
+        w.queue(_QUEUE).add(operation)
+        w.machine.counters.add("copy_async_bytes", int(counts.sum()))
+
+    return run
+
+
+def _source_size(ins: Instruction) -> Any:
+    """Return the reader of src-size; a predicate there means `ignore-src`."""
+    if "src-size" not in ins.operands:
+        return None
+    if ins.type_of("src-size") == "pred":
+        ignore, size = ins.read("src-size", "pred"), ins.immediate("size")
+        return lambda w: np.where(ignore(w), 0, size)
+    return ins.read("src-size", "u32")
+
+
+def _check_places(
+    ins: Instruction, w: Any, mask: Array, targets: Array, sources: Array, counts: Array, size: int
+) -> None:
+    for places, label in ((targets, "destination"), (sources, "source")):
+        bad = places % np.uint64(size) != 0
+        if bad.any():
+
+
+            position = int(np.argmax(bad))
+            raise Misaligned(
+                f"the {label} is not a multiple of {size}",
+                w.where(ins, lane=lanes_of(mask)[position], address=int(places[position])),
+            )
+    if (counts > size).any():
+        raise ins.error("src-size exceeds the copy's size")
+
+
+def _copy(
+    w: Any, operation: Operation, targets: Array, sources: Array, counts: Array, size: int
+) -> None:
+    access = operation.access
+    blocks = np.zeros((len(targets), size), np.uint8)
+    for position, (source, count) in enumerate(zip(sources.tolist(), counts.tolist())):
+        if not count:
+            continue
+        found = w.machine.segment(w, source)
+        if found is None:
+            raise OutOfBounds(
+                f"nothing lies at the source: {w.machine.memory.nearest(source)}",
+                w.where(access.instruction, address=source, space="global"),
+            )
+        segment, offset = found
+        segment.check_bounds(offset, count, access)
+        blocks[position, :count] = segment.data[offset : offset + count]
+    offsets = (targets & np.uint64(_LOW)).astype(np.int64)
+    w.cta.shared.write_at(offsets, blocks, size, access)
+
+
+@instruction("cp.async.commit_group", source="PTX ISA 9.7.9.25.3.2", evidence="manual-only",
+             kind="copy")  # fmt: skip
+def cp_async_commit_group(ins: Instruction) -> Any:
+    """Close the group of the copies issued since the last commit."""
+
+    def run(w: Any, mask: Array) -> None:
+        w.queue(_QUEUE).commit()
+
+    return run
+
+
+@instruction("cp.async.wait_group n", "cp.async.wait_all", source="PTX ISA 9.7.9.25.3.3",
+             evidence="manual-only", kind="sync")  # fmt: skip
+def cp_async_wait(ins: Instruction) -> Any:
+    """Wait until at most n groups are pending (wait_all: until nothing is)."""
+    newest = ins.immediate("n") if "n" in ins.operands else None
+
+    def run(w: Any, mask: Array) -> Wait | None:
+        queue = w.queue(_QUEUE)
+        if newest is None:
+            queue.commit()
+        operations = queue.covered(newest or 0)
+        if not operations:
+            return None
+
+        def resume() -> None:
+            queue.retire(newest or 0)
+            w.observe(operations)
+
+        return Wait(
+            lambda: all(operation.is_complete for operation in operations),
+            lambda: f"{len(operations)} cp.async copies",
+            resume,
+            name="cp.async",
+        )
+
+    return run
+
+
+@instruction("cp.async.mbarrier.arrive{.noinc}{.space}.b64 [addr]",
+             source="PTX ISA 9.7.13.16.15", evidence="manual-only", kind="sync",
+             space="shared shared::cta")  # fmt: skip
+def cp_async_mbarrier_arrive(ins: Instruction) -> Any:
+    """Arrive on an mbarrier once all earlier copies of the thread are complete."""
+    address, counts_itself = ins.address("addr"), not ins.has("noinc")
+
+    def run(w: Any, mask: Array) -> None:
+        addresses = address(w)
+        lanes = lanes_of(mask)
+        barriers = [barrier_at(ins, w, int(addresses[lane]), lane) for lane in lanes]
+        queue = w.queue(_QUEUE)
+        earlier = [operation for group in queue.committed for operation in group] + queue.open
+        if counts_itself:
+            for barrier in barriers:
+                barrier.pending += 1
+
+        def arrive(operation: Operation) -> None:
+            for barrier in barriers:
+                problem = barrier.arrive(1, operation.access)
+                if problem:
+                    raise ins.error(problem)
+            w.machine.notify()
+
+        w.cta.cluster.engine.submit(
+            w,
+            ins,
+            [arrive],
+            kind="cp.async.mbarrier.arrive",
+            after=earlier,
+            is_async_proxy=False,
+        )
+
+    return run
+
+
+
