@@ -60,7 +60,7 @@ def precompile(
                 "archs, or change the call (fovea.explain shows what each architecture takes)."
             )
         target = CompileTarget(arch=arch.target)
-        plans = variants_of(select.forward_plan(problem, arch))
+        plans = variants_of(problem, arch)
         jobs.extend((ForwardVariant(plan), target) for plan, _ in plans)
     if bundle is not None:
         from fovea.compile.aot import write_bundle

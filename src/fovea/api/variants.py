@@ -8,6 +8,8 @@ Invariant: the list of variants of a call is finite, and this is all of it.
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from fovea.arch import Arch
 from fovea.problem import AttentionProblem
 
@@ -75,35 +77,59 @@ def kernel_of(problem: AttentionProblem, arch: Arch, *, is_chosen: bool = False)
         threads=plan.threads,
         registers=tuple((role.name, role.registers) for role in plan.roles),
         shared_bytes=plan.shared_bytes,
-        variants=tuple(f"{variant.name}: {condition}" for variant, condition in variants_of(plan)),
+        variants=tuple(
+            f"{variant.name}: {condition}" for variant, condition in variants_of(problem, arch)
+        ),
     )
 
 
-def variants_of(plan: "ForwardPlan") -> list[tuple["ForwardPlan", str]]:
-    """Return every plan that calls with these features can select, `plan` first, and when."""
-    features = plan.features
+def variants_of(problem: AttentionProblem, arch: Arch) -> list[tuple["ForwardPlan", str]]:
+    """Return every plan that calls like this one can select, its own first, and what selects it.
+
+    Like this one: the same dtype, head dims, features and mods, with any lengths and numbers.
+    """
+    from fovea.plan import select
+
+    own = select.forward_plan(problem, arch)
     found: list[tuple[ForwardPlan, str]] = []
-    for is_explicit in (False, True):
-        for is_wide in (False, True) if features.graphs else (False,):
-            variant = _with_features(
-                plan, replace(features, explicit_scale=is_explicit, wide_integers=is_wide)
-            )
-            words = ["scale <= 0" if is_explicit else "scale > 0"]
-            if features.graphs:
-                words.append(
-                    "mods in 64-bit integers (long sequences, large numbers)"
-                    if is_wide
-                    else "mods in 32-bit integers"
-                )
-            found.append((variant, ", ".join(words)))
-    found.sort(key=lambda entry: entry[0] != plan)
+    for scale, scale_text in ((1.0, "scale > 0"), (-1.0, "scale <= 0")):
+        for seqlen, integer_text in _lengths(problem):
+            other = _like(problem, scale, seqlen)
+            plan = select.forward_plan(other, arch)
+            found.append((plan, ", ".join(text for text in (scale_text, integer_text) if text)))
+    found.sort(key=lambda entry: entry[0] != own)
+    assert found[0][0] == own, "a call's own plan must be among its variants"
     return found
 
 
-def _with_features(plan: "ForwardPlan", features: object) -> "ForwardPlan":
-    from fovea.plan.features import ForwardFeatures
-    from fovea.plan.sm90 import forward_tile
+def _lengths(problem: AttentionProblem) -> list[tuple[int, str]]:
+    """Return lengths between which the kernel of a call changes."""
+    from fovea.plan.integers import NARROW_LIMIT
 
-    assert isinstance(features, ForwardFeatures)
-    tile_m, tile_n, kv_stages = forward_tile(plan.head_dim, features)
-    return replace(plan, features=features, tile_m=tile_m, tile_n=tile_n, kv_stages=kv_stages)
+    if problem.score_mod is None and problem.mask_mod is None and problem.block_mask_mod is None:
+        return [(1, "")]
+    return [
+        (1, "mods in 32-bit integers"),
+        (NARROW_LIMIT, "mods in 64-bit integers (long sequences, large numbers)"),
+    ]
+
+
+def _like(problem: AttentionProblem, scale: float, seqlen: int) -> AttentionProblem:
+    """Return the call with other numbers and key lengths; nothing of it can be run."""
+    tensors = {
+        name: torch.empty(
+            (1, length, tensor.shape[-2], tensor.shape[-1]), dtype=tensor.dtype, device="meta"
+        )
+        for name, tensor, length in (
+            ("q", problem.q, 1),
+            ("k", problem.k, seqlen),
+            ("v", problem.v, seqlen),
+        )
+    }
+    mods = {
+        name: replace(mod, scalars=tuple(type(scalar)(0) for scalar in mod.scalars))
+        for name in ("score_mod", "mask_mod", "block_mask_mod")
+        if (mod := getattr(problem, name)) is not None
+    }
+    window = tuple(None if extent is None else 0 for extent in problem.window)
+    return replace(problem, **tensors, **mods, scale=scale, window=window)

@@ -1,0 +1,141 @@
+"""fovea.explain: the decisions, the figures, and that nothing runs."""
+
+import pytest
+import torch
+
+import fovea
+from fovea import dispatch
+
+
+def tensors(dtype=torch.bfloat16, head_dim=128, device="cpu"):
+    q = torch.randn(2, 64, 8, head_dim, dtype=dtype, device=device)
+    k = torch.randn(2, 96, 2, head_dim, dtype=dtype, device=device)
+    return q, k, k.clone()
+
+
+def kernel_on(explanation, name):
+    return next(kernel for kernel in explanation.kernels if kernel.arch.name == name)
+
+
+def test_cpu_call_names_the_reference_and_what_hopper_would_run():
+    explanation = fovea.explain(*tensors(), causal=True)
+    assert (explanation.backend, explanation.backward_backend) == ("reference", "reference")
+    assert explanation.second_order_backend == "reference"
+    assert explanation.kernel is None
+    kernel = kernel_on(explanation, "sm90")
+    assert kernel.lack is None
+    assert "d128" in kernel.name
+    text = str(explanation)
+    for part in (kernel.name, "the tensors are not on a GPU", "registers", "variants"):
+        assert part in text
+
+
+def test_call_that_no_kernel_takes_says_what_is_lacking():
+    kernel = kernel_on(fovea.explain(*tensors(torch.float32)), "sm90")
+    assert "float32" in kernel.lack
+    assert kernel.variants == ()
+
+
+def test_explicit_backend_that_would_raise_is_explained():
+    explanation = fovea.explain(*tensors(), backend="cuda")
+    assert explanation.backend is None
+    assert "UnsupportedError" in explanation.reason
+    assert "q is on cpu" in str(explanation)
+
+
+def test_wrong_input_raises_as_the_call_would():
+    q, k, v = tensors()
+    with pytest.raises(ValueError, match="batch of k and v"):
+        fovea.explain(q, k[:1], v)
+    with pytest.raises(ValueError, match="backend='gpu'"):
+        fovea.explain(q, k, v, backend="gpu")
+    with pytest.raises(TypeError, match=r"keyword='casual'.*causal"):
+        fovea.explain(q, k, v, casual=True)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "visible"),
+    [
+        ({}, 64 * 96),
+        ({"causal": True}, sum(i + 33 for i in range(64))),
+        ({"causal": "top_left"}, sum(i + 1 for i in range(64))),
+        ({"window": (3, 0)}, 64 * 4),
+    ],
+)
+def test_work_counts_visible_pairs(keywords, visible):
+    explanation = fovea.explain(*tensors(), **keywords)
+    rows = 2 * 8
+    assert explanation.visible_pairs == rows * visible
+    assert explanation.total_pairs == rows * 64 * 96
+    assert explanation.flops == 4 * 128 * rows * visible
+    assert explanation.flops_dense == 4 * 128 * rows * 64 * 96
+    assert explanation.sparsity == pytest.approx(1 - visible / (64 * 96))
+
+
+def test_work_counts_listed_blocks():
+    block_mask = fovea.create_block_mask(
+        lambda b, h, i, j: i // 32 == j // 32, 1, 1, 64, 96, device="cpu", BLOCK_SIZE=32
+    )
+    explanation = fovea.explain(*tensors(), block_mask=block_mask)
+    assert explanation.visible_pairs == 2 * 8 * 2 * 32 * 32
+    assert explanation.sparsity == pytest.approx(2 / 3)
+
+
+def test_scalars_and_specialised_numbers_are_told_apart():
+    slope, mode = 0.5, 3
+
+    def mod(score, b, h, q_idx, kv_idx):
+        return score * slope if mode == 3 else score
+
+    explanation = fovea.explain(*tensors(), score_mod=mod)
+    assert explanation.scalars == ("0.5",)
+    assert len(explanation.specialised) == 1
+    assert "mode" in explanation.specialised[0]
+    assert "a new value is a new kernel" in str(explanation)
+
+
+def test_variants_are_a_finite_list_that_starts_with_this_calls_kernel():
+    plain = kernel_on(fovea.explain(*tensors()), "sm90")
+    assert len(plain.variants) == 2
+    assert "scale > 0" in plain.variants[0]
+    slope = 0.5
+    with_mod = kernel_on(
+        fovea.explain(*tensors(), score_mod=lambda s, b, h, i, j: s * slope, scale=-1.0), "sm90"
+    )
+    assert len(with_mod.variants) == 4
+    assert "scale <= 0" in with_mod.variants[0]
+
+
+def test_flex_options_are_explained():
+    q, k, v = (t.transpose(1, 2) for t in tensors())
+    options = {"num_warps": 4, "backend": "reference"}
+    explanation = fovea.explain(q, k, v, kernel_options=options, enable_gqa=True)
+    assert explanation.ignored_options == ("num_warps",)
+    assert (explanation.backend, explanation.reason) == ("reference", "asked for")
+    assert "kernel_options num_warps" in str(explanation)
+
+
+def test_varlen_call_is_explained_without_reading_its_bounds():
+    q, k = torch.randn(10, 4, 64), torch.randn(12, 2, 64)
+    bounds = torch.tensor([0, 10], dtype=torch.int32)
+    explanation = fovea.explain(
+        q, k, k, cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=10, max_seqlen_kv=12
+    )
+    assert explanation.visible_pairs is None
+    assert "varlen" in explanation.call
+
+
+def test_inputs_that_a_kernel_would_copy_are_listed():
+    q, k, v = tensors()
+    explanation = fovea.explain(q.mT.contiguous().mT, k, v)
+    assert len(explanation.copies) == 1
+    assert explanation.copies[0].startswith("q ")
+
+
+def test_nothing_runs_and_nothing_warns(monkeypatch, recwarn):
+    def fail(*_):
+        raise AssertionError("explain ran a backend")
+
+    monkeypatch.setattr(dispatch, "_forward", fail)
+    fovea.explain(*tensors(device="meta"), causal=True)
+    assert len(recwarn) == 0
