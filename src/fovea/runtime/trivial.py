@@ -16,9 +16,7 @@ def trivial_forward(problem: AttentionProblem) -> ForwardResult | None:
     has_keys = problem.k.shape[-3] > 0 and problem.k.numel() > 0
     if has_queries and has_keys and problem.head_dim_v > 0:
         return None
-    lse = torch.full(
-        problem.lse_shape, -float("inf"), dtype=torch.float32, device=problem.device
-    )
+    lse = torch.full(problem.lse_shape, -float("inf"), dtype=torch.float32, device=problem.device)
     max_score: Tensor | None = lse.clone() if problem.wants_max_score else None
     if problem.sink is not None:
         lse.copy_(problem.sink.detach().float()[:, None].expand_as(lse))

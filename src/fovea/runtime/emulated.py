@@ -1,0 +1,60 @@
+"""Running a problem on the emulator, with CPU tensors.
+
+Lives here: the twin of `cuda` for a machine without the GPU. Not here: opening of an artifact
+(`emulated_module.py`), the emulator itself. Invariant: the plan, the artifact and the arguments are
+those of a GPU; only the number of SMs, which a caller may set, is not a real machine's.
+"""
+
+import functools
+
+from fovea.arch import Arch
+from fovea.compile.cache import get_artifact
+from fovea.compile.target import CompileTarget, native_host_triple
+from fovea.compile.variant import ForwardVariant
+from fovea.emulator import Options, Result
+from fovea.plan.select import forward_plan
+from fovea.plan.sm90 import ForwardPlan
+from fovea.problem import AttentionProblem, ForwardResult
+from fovea.runtime.arguments import forward_call
+from fovea.runtime.emulated_module import EmulatedLauncher, load
+from fovea.runtime.trivial import trivial_forward
+
+# Few, so that a small problem has CTAs with several query tiles, and CTAs with none left to draw.
+_NUM_SMS = 2
+
+
+def forward(problem: AttentionProblem, arch: Arch) -> ForwardResult:
+    """Run the forward of a problem that `plan.select.unsupported` has nothing against."""
+    return emulate(problem, arch)[0]
+
+
+def emulate(
+    problem: AttentionProblem,
+    arch: Arch,
+    *,
+    num_sms: int = _NUM_SMS,
+    options: Options | None = None,
+) -> tuple[ForwardResult, tuple[Result, ...]]:
+    """Run a forward and return what the emulator counted, too; nothing where no kernel ran.
+
+    Args:
+        problem: on CPU tensors.
+        arch: whose kernel.
+        num_sms: SMs of the machine, so CTAs of a persistent grid.
+        options: schedule, seed and checks of the emulator.
+    """
+    trivial = trivial_forward(problem)
+    if trivial is not None:
+        return trivial, ()
+    plan = forward_plan(problem, arch)
+    call = forward_call(problem, plan, num_sms)
+    results = _launcher(plan, arch, options)(*call.arguments)
+    if call.padded_out is not None:
+        call.out.copy_(call.padded_out[..., : call.out.shape[-1]])
+    return ForwardResult(call.out, call.lse, call.max_score), results
+
+
+@functools.cache
+def _launcher(plan: ForwardPlan, arch: Arch, options: Options | None) -> EmulatedLauncher:
+    target = CompileTarget(arch=arch.target, host_triple=native_host_triple())
+    return load(get_artifact(ForwardVariant(plan), target), options=options)
