@@ -234,6 +234,8 @@ class Tagger:
         if kind is types.FunctionType:
             return self.function(value, free, depth)
         if kind is tuple or kind is list:
+            if not any(callable(part) for part in value):
+                return value  # the mod may fill the list it captured
             return kind(
                 self.value(part, free if callable(part) else False, depth + 1) for part in value
             )

@@ -92,8 +92,13 @@ def _trace_anew(
     tracer = Tracer(False, device)
     tracer.leaves, tracer.numbers, tracer.names = found.tensors, found.numbers, found.names
     source = source_of(fn)
-    with TracingMode(tracer):
-        result = tagged(fn, tracer)(*_inputs(tracer, kind, dtype))
+    try:
+        with TracingMode(tracer):
+            result = tagged(fn, tracer)(*_inputs(tracer, kind, dtype))
+    except TypeError:
+        if tracer.failure is not None:
+            raise tracer.failure from None
+        raise
     output = _checked_output(tracer, kind, dtype, result, source)
     specs = tuple(capture_spec(tensor) for tensor in tracer.captures)
     done = assemble(kind, tracer.builder.nodes, output, specs, tuple(tracer.scalar_types))

@@ -50,6 +50,8 @@ class Tracer:
         self.guards: list[tuple[Recipe, bool | int | float]] = []
         self.notes: list[str] = []
         self.repeatable = True
+        # torch's operators turn a TypeError into "unsupported operand": the reason is kept here
+        self.failure: TraceError | None = None
 
     # ------------------------------------------------------------------------------- arguments
 
@@ -192,6 +194,7 @@ class Tracer:
         """Return an error that names the user's line."""
         located = TraceError(f"{error} [{user_line()}]")
         located.fovea_located = True  # pyright: ignore[reportAttributeAccessIssue]
+        self.failure = located
         return located
 
     def apply(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,0 +1,501 @@
+"""Captures, run-time scalars, reuse of traces, and errors of the tracer."""
+
+import gc
+import math
+import re
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fovea.errors import TraceError
+from fovea.mods import closures
+from fovea.mods.evaluate import evaluate
+from fovea.mods.trace import TracedMod, trace_mask_mod, trace_score_mod
+
+GLOBAL_TABLE = torch.arange(4.0)
+GLOBAL_WINDOW = 3
+SETTINGS = {"window": 3}
+
+
+@pytest.fixture(autouse=True)
+def no_remembered_traces() -> None:
+    closures.clear()
+
+
+def value(traced: TracedMod, q: int = 5, kv: int = 3, score: float = 2.0) -> Any:
+    zero = torch.tensor(0)
+    return evaluate(
+        traced.graph,
+        score=torch.tensor(score),
+        b=zero,
+        h=zero,
+        q_idx=torch.tensor(q),
+        kv_idx=torch.tensor(kv),
+        captures=traced.captures,
+        scalars=traced.scalars,
+    ).item()
+
+
+def window(w: int) -> Any:
+    return lambda b, h, q, kv: q - kv < w
+
+
+# -------------------------------------------------------------------------------- scalars
+
+
+def test_trace_captured_int_is_runtime_scalar() -> None:
+    narrow, wide = trace_mask_mod(window(2)), trace_mask_mod(window(3))
+    assert narrow.graph is wide.graph
+    assert (narrow.scalars, wide.scalars) == ((2,), (3,))
+    assert narrow.graph.scalars == ("i64",)
+    assert (value(narrow), value(wide)) == (False, True)
+
+
+def test_trace_literal_global_and_attribute_are_constants() -> None:
+    class Holder:
+        window = 3
+
+    for mod in (
+        lambda b, h, q, kv: q - kv < 3,
+        lambda b, h, q, kv: q - kv < GLOBAL_WINDOW,
+        lambda b, h, q, kv: q - kv < SETTINGS["window"],
+        lambda b, h, q, kv: q - kv < Holder.window,
+    ):
+        traced = trace_mask_mod(mod)
+        assert traced.scalars == ()
+        assert "const:i64{3}" in traced.graph.text()
+
+
+def test_trace_scalars_through_functions_partials_defaults_and_keywords() -> None:
+    def helper(w: int) -> Any:
+        def inside(distance: Any, *, scale: int = 2) -> Any:
+            return distance * scale < w
+
+        return inside
+
+    inner = helper(10)
+
+    def mod(b: Any, h: Any, q: Any, kv: Any, offset: int = 1, *, other: float = 0.5) -> Any:
+        return inner(q - kv + offset) & (kv > other)
+
+    assert trace_mask_mod(mod).scalars == (1, 2, 10, 0.5)
+    assert trace_mask_mod(partial(mod, offset=4)).scalars == (4, 2, 10, 0.5)
+    first = trace_mask_mod(partial(lambda w, b, h, q, kv: q - kv < w, 7))
+    assert first.scalars == (7,)
+    assert first.graph == trace_mask_mod(window(7)).graph
+
+
+def test_trace_scalar_arithmetic_happens_on_the_host() -> None:
+    def make(w: int, c: float) -> Any:
+        return lambda s, b, h, q, kv: s * (2 * w + 1) / c**2 + (w // 2 - -w % 4)
+
+    traced = trace_score_mod(make(5, 0.5))
+    assert traced.scalars == (11, 0.25, 5 // 2 - -5 % 4)
+    assert trace_score_mod(make(6, 2.0)).scalars == (13, 4.0, 6 // 2 - -6 % 4)
+    assert value(traced) == 2.0 * 11 / 0.25 + (5 // 2 - -5 % 4)
+
+
+def test_trace_same_scalar_used_twice_has_one_slot() -> None:
+    def make(w: int) -> Any:
+        return lambda b, h, q, kv: (q - kv < w) & (kv - q < w)
+
+    assert trace_mask_mod(make(3)).scalars == (3,)
+
+
+def test_trace_equal_ints_of_two_cells_stay_apart() -> None:
+    def make(left: int, right: int) -> Any:
+        return lambda b, h, q, kv: (q - kv < left) & (kv - q < right)
+
+    assert trace_mask_mod(make(3, 3)).scalars == (3, 3)
+    assert trace_mask_mod(make(3, 4)).scalars == (3, 4)
+
+
+def test_trace_branch_on_captured_int_specialises_on_the_outcome() -> None:
+    def make(w: int) -> Any:
+        def mod(b: Any, h: Any, q: Any, kv: Any) -> Any:
+            if w > 4:
+                return q - kv < w
+            return q >= kv
+
+        return mod
+
+    wide, narrow, wider = trace_mask_mod(make(5)), trace_mask_mod(make(3)), trace_mask_mod(make(9))
+    assert wide.specialised == ("((w > 4) != 0) is True",)
+    assert narrow.specialised == ("((w > 4) != 0) is False",)
+    assert wider.graph is wide.graph
+    assert (wide.scalars, narrow.scalars, wider.scalars) == ((5,), (), (9,))
+
+
+def test_trace_python_use_of_captured_int_specialises_on_its_value() -> None:
+    def make(n: int, c: float) -> Any:
+        def mod(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+            for step in range(n):
+                s = s + step
+            return s * math.sqrt(c)
+
+        return mod
+
+    traced = trace_score_mod(make(3, 4.0))
+    assert traced.specialised == ("n is 3", "c is 4.0")
+    assert (value(traced), value(trace_score_mod(make(4, 9.0)))) == (10.0, 24.0)
+
+
+def test_trace_captured_int_passes_isinstance_and_indexes_lists() -> None:
+    tables = [torch.tensor([1.0]), torch.tensor([2.0])]
+
+    def make(which: int) -> Any:
+        def mod(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+            assert isinstance(which, int)
+            return s + tables[which][b]
+
+        return mod
+
+    assert (value(trace_score_mod(make(0))), value(trace_score_mod(make(1)))) == (3.0, 4.0)
+
+
+def test_trace_shape_of_captured_tensor_is_runtime_scalar() -> None:
+    def make(table: Tensor) -> Any:
+        return lambda s, b, h, q, kv: s + table[q % table.shape[0]]
+
+    first, second = (
+        trace_score_mod(make(torch.arange(3.0))),
+        trace_score_mod(make(torch.arange(4.0))),
+    )
+    assert first.graph is second.graph
+    assert (first.scalars, second.scalars) == ((3,), (4,))
+
+
+def test_trace_captured_scalar_indexes_a_captured_tensor_at_run_time() -> None:
+    def make(layer: int) -> Any:
+        return lambda s, b, h, q, kv: s + GLOBAL_TABLE[layer]
+
+    assert trace_score_mod(make(1)).graph is trace_score_mod(make(2)).graph
+    assert (value(trace_score_mod(make(1))), value(trace_score_mod(make(3)))) == (3.0, 5.0)
+
+
+def test_trace_captured_bool_is_constant() -> None:
+    def make(flag: bool) -> Any:
+        return lambda b, h, q, kv: (q >= kv) if flag else (q < kv)
+
+    assert (value(trace_mask_mod(make(True))), value(trace_mask_mod(make(False)))) == (True, False)
+
+
+# ---------------------------------------------------------------------------------- reuse
+
+
+def test_trace_is_reused_while_only_values_change() -> None:
+    def make(table: Tensor, c: float) -> Any:
+        return lambda s, b, h, q, kv: s * c + table[b]
+
+    table = torch.tensor([1.0])
+    first = trace_score_mod(make(table, 2.0))
+    table.fill_(10.0)
+    second = trace_score_mod(make(table, 3.0))
+    assert second.graph is first.graph
+    assert second.captures[0] is table
+    assert value(second) == 16.0
+    third = trace_score_mod(make(torch.tensor([5.0, 6.0]), 3.0))
+    assert third.graph is first.graph
+    assert value(third) == 11.0
+
+
+def test_trace_reuse_sees_changed_cells_globals_attributes_and_containers() -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.scale = 2.0
+
+        def mod(self, s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+            return s * self.scale
+
+    holder, table = Holder(), {"scale": 2.0}
+    numbers = [2.0]
+
+    def by_dict(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return s * table["scale"]
+
+    def by_list(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return s * numbers[0]
+
+    def by_global(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return s * GLOBAL_WINDOW
+
+    assert [value(trace_score_mod(m)) for m in (holder.mod, by_dict, by_list, by_global)] == [
+        4,
+        4,
+        4,
+        6,
+    ]
+    holder.scale, table["scale"], numbers[0] = 5.0, 5.0, 5.0
+    globals()["GLOBAL_WINDOW"] = 4
+    try:
+        results = [value(trace_score_mod(m)) for m in (holder.mod, by_dict, by_list, by_global)]
+    finally:
+        globals()["GLOBAL_WINDOW"] = 3
+    assert results == [10, 10, 10, 8]
+
+
+def test_trace_reuse_sees_rebound_nonlocal() -> None:
+    w = 3
+
+    def mod(b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return q - kv < w
+
+    assert trace_mask_mod(mod).scalars == (3,)
+    w = 1
+    assert trace_mask_mod(mod).scalars == (1,)
+
+
+def test_trace_reuse_sees_changed_dtype_rank_grad_and_aliasing() -> None:
+    def make(x: Tensor, y: Tensor) -> Any:
+        return lambda s, b, h, q, kv: s + x[b] * y[b]
+
+    a, c = torch.tensor([2.0]), torch.tensor([3.0])
+    assert value(trace_score_mod(make(a, a))) == 6.0
+    assert len(trace_score_mod(make(a, a)).captures) == 1
+    assert value(trace_score_mod(make(a, c))) == 8.0
+    halves = trace_score_mod(make(a.half(), c))
+    assert [spec.dtype for spec in halves.graph.captures] == ["f16", "f32"]
+    grads = trace_score_mod(make(a, c.clone().requires_grad_()))
+    assert [spec.requires_grad for spec in grads.graph.captures] == [False, True]
+
+
+def test_trace_reuse_sees_changed_extent_of_a_reduced_row() -> None:
+    def make(rows: Tensor) -> Any:
+        return lambda b, h, q, kv: (rows[b] == kv).any()
+
+    assert value(trace_mask_mod(make(torch.tensor([[1, 2]])))) is False
+    assert value(trace_mask_mod(make(torch.tensor([[1, 2, 3]])))) is True
+
+
+def test_trace_of_tensor_made_inside_is_not_reused() -> None:
+    source = torch.tensor([1.0])
+
+    def mod(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return s + torch.exp(source)[b]
+
+    first = value(trace_score_mod(mod))
+    source.fill_(0.0)
+    assert value(trace_score_mod(mod)) == 3.0 != first
+
+
+def test_trace_of_item_is_not_reused() -> None:
+    source = torch.tensor(1.0)
+
+    def mod(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return s + source.item()
+
+    assert value(trace_score_mod(mod)) == 3.0
+    source.fill_(5.0)
+    assert value(trace_score_mod(mod)) == 7.0
+
+
+def test_trace_reuse_survives_code_objects_that_were_freed() -> None:
+    for n in range(40):
+        space: dict[str, Any] = {}
+        exec(f"def mod(s, b, h, q, kv): return s * {n}", space)
+        assert value(trace_score_mod(space["mod"])) == 2.0 * n
+        del space
+        gc.collect(0)
+
+
+def test_trace_reuse_sees_default_dtype() -> None:
+    def mod(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return s + q / 3
+
+    assert "f64" not in trace_score_mod(mod).graph.text()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert "div:f64" in trace_score_mod(mod).graph.text()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_trace_recursive_and_side_effecting_functions_are_traced_each_time() -> None:
+    calls = []
+
+    def mod(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        calls.append(1)
+        return s
+
+    trace_score_mod(mod)
+    trace_score_mod(mod)
+    assert len(calls) == 2
+
+    def power(s: Any, n: int) -> Any:
+        return s if n == 0 else s * power(s, n - 1)
+
+    assert value(trace_score_mod(lambda s, b, h, q, kv: power(s, 3))) == 16.0
+
+
+def test_trace_warm_call_does_not_run_the_function() -> None:
+    from fovea.mods import alibi
+
+    mod = alibi(8)
+    trace_score_mod(mod)
+    plans = {id(plan) for plans in closures._plans.values() for plan in plans}
+    assert trace_score_mod(mod).graph is trace_score_mod(alibi(16)).graph
+    assert {id(plan) for plans in closures._plans.values() for plan in plans} == plans
+
+
+def test_trace_source_names_file_line_and_function() -> None:
+    traced = trace_mask_mod(window(2))
+    assert re.fullmatch(r".*test_trace\.py:\d+ window\.<locals>\.<lambda>", traced.source)
+
+
+# --------------------------------------------------------------------------------- errors
+
+
+def failure(mod: Any, kind: str = "score") -> str:
+    with pytest.raises(TraceError) as caught:
+        (trace_score_mod if kind == "score" else trace_mask_mod)(mod)
+    return str(caught.value)
+
+
+def line_of(mod: Any, offset: int) -> str:
+    return f"test_trace.py:{mod.__code__.co_firstlineno + offset}]"
+
+
+def test_trace_python_branch_on_traced_value_names_the_line() -> None:
+    def mod(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        s = s * 2
+        if q > kv:
+            return s
+        return -s
+
+    message = failure(mod)
+    assert "torch.where" in message
+    assert line_of(mod, 2) in message
+
+
+def test_trace_python_min_names_the_line_and_the_way_out() -> None:
+    def mod(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return s + min(q, kv)
+
+    message = failure(mod)
+    assert "torch.minimum" in message
+    assert line_of(mod, 1) in message
+
+
+@pytest.mark.parametrize(
+    ("mod", "words"),
+    [
+        (lambda s, b, h, q, kv: s if s > 0 and q > 0 else -s, "__bool__"),
+        (lambda s, b, h, q, kv: s + float(q), "__float__"),
+        (lambda s, b, h, q, kv: s + int(q), "__int__"),
+        (lambda s, b, h, q, kv: s + q.item(), "item"),
+        (lambda s, b, h, q, kv: s + GLOBAL_TABLE[: q + 1].sum(), "__index__"),
+        (lambda s, b, h, q, kv: s + torch.linalg.inv(s), "linalg_inv"),
+        (lambda s, b, h, q, kv: s + torch.fft.fft(s), "fft"),
+        (lambda s, b, h, q, kv: s + torch.rand(()), "draw them outside"),
+        (lambda s, b, h, q, kv: F.dropout(s), "dropout"),
+        (lambda s, b, h, q, kv: s & 1, "bitwise"),
+        (lambda s, b, h, q, kv: s + GLOBAL_TABLE[s], "f32"),
+        (lambda s, b, h, q, kv: s + GLOBAL_TABLE[q > 0], "torch.where"),
+        (lambda s, b, h, q, kv: s + "x", "str"),
+        (lambda s, b, h, q, kv: torch.where(q, s, 0.0), "bool condition"),
+        (lambda s, b, h, q, kv: s + (q > 0) - (kv > 0) - (-(q > 0)), "bool"),
+        (lambda s, b, h, q, kv: GLOBAL_TABLE.add_(s)[0], "trailing underscore"),
+        (lambda s, b, h, q, kv: s + torch.max(GLOBAL_TABLE + s, dim=0)[0], "amax"),
+        (lambda s, b, h, q, kv: s.to(torch.complex64), "complex64"),
+        (lambda s, b, h, q, kv: torch.amax(s, (), out=s), "plainest form"),
+        (lambda s, b, h, q, kv: s + GLOBAL_TABLE[b, h], "2 indices"),
+        (lambda s, b, h, q, kv: s + (GLOBAL_TABLE + s)[:3] @ (GLOBAL_TABLE + s), "broadcast"),
+    ],
+)
+def test_trace_unsupported_use_raises_with_the_line(mod: Any, words: str) -> None:
+    message = failure(mod)
+    assert words in message
+    assert re.search(r"\[.*test_trace\.py:\d+\]$", message)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mod", "words"),
+    [
+        ("score", lambda b, h, q, kv: q >= kv, "pass it as mask_mod"),
+        ("mask", lambda s, b, h, q, kv: s, "pass it as score_mod"),
+        ("score", lambda: 1, "5 positional"),
+        ("mask", lambda b, h, q, kv, extra: q >= kv, "4 positional"),
+        ("score", lambda s, b, h, q, kv: None, "NoneType"),
+        ("score", lambda s, b, h, q, kv: (s, s), "tuple"),
+        ("score", lambda s, b, h, q, kv: q >= kv, "mask_mod"),
+        ("score", lambda s, b, h, q, kv: GLOBAL_TABLE * s, "row of shape \\[4\\]"),
+        ("mask", lambda b, h, q, kv: q - kv, "!= 0"),
+        ("mask", lambda b, h, q, kv: 1, "i64"),
+        ("mask", lambda b, h, q, kv: "yes", "str"),
+    ],
+)
+def test_trace_wrong_arity_or_return_raises(kind: str, mod: Any, words: str) -> None:
+    message = failure(mod, kind)
+    assert re.search(words, message)
+    assert "allowed" in message
+
+
+def test_trace_not_callable_raises() -> None:
+    with pytest.raises(TraceError, match="a function"):
+        trace_score_mod(3)  # pyright: ignore[reportArgumentType]
+
+
+def test_trace_mod_with_optional_extra_arguments_is_accepted() -> None:
+    assert trace_mask_mod(lambda b, h, q, kv, *rest: q >= kv).graph.kind == "mask"
+    assert trace_score_mod(lambda *args: args[0]).graph.kind == "score"
+
+
+def test_trace_out_of_range_constant_index_raises() -> None:
+    with pytest.raises(IndexError, match="out of range"):
+        trace_score_mod(lambda s, b, h, q, kv: s + torch.zeros(3, 2)[q, 2])
+
+
+def test_trace_error_of_user_code_passes_through() -> None:
+    def mod(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        trace_score_mod(mod)
+
+
+# ---------------------------------------------------------------------------------- values
+
+
+def test_trace_inside_sees_tensor_attributes() -> None:
+    seen: dict[str, Any] = {}
+
+    def mod(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        seen.update(
+            dtype=(s.dtype, q.dtype, (q > 0).dtype),
+            shape=(tuple(s.shape), s.ndim, s.dim(), s.numel()),
+            device=s.device,
+            is_tensor=torch.is_tensor(s),
+            floating=(s.is_floating_point(), torch.is_floating_point(q)),
+            text=repr(s),
+        )
+        return s
+
+    trace_score_mod(mod, torch.float64, torch.device("cuda", 1))
+    assert seen["dtype"] == (torch.float64, torch.int64, torch.bool)
+    assert seen["shape"] == ((), 0, 0, 1)
+    assert seen["device"] == torch.device("cuda", 1)
+    assert seen["is_tensor"] is True
+    assert seen["floating"] == (True, False)
+    assert seen["text"] == "<traced f64>"
+
+
+def test_trace_autograd_function_and_custom_operator_are_followed() -> None:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(x: Tensor) -> Tensor:
+            return torch.ops.aten.mul(x, 2)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            pass
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return grad * 2
+
+    traced = trace_score_mod(lambda s, b, h, q, kv: Doubled.apply(s))
+    assert traced.graph == trace_score_mod(lambda s, b, h, q, kv: s * 2).graph
