@@ -395,7 +395,6 @@ def test_trace_python_min_names_the_line_and_the_way_out() -> None:
         (lambda s, b, h, q, kv: s & 1, "bitwise"),
         (lambda s, b, h, q, kv: s + GLOBAL_TABLE[s], "f32"),
         (lambda s, b, h, q, kv: s + GLOBAL_TABLE[q > 0], "torch.where"),
-        (lambda s, b, h, q, kv: s + "x", "str"),
         (lambda s, b, h, q, kv: torch.where(q, s, 0.0), "bool condition"),
         (lambda s, b, h, q, kv: s + (q > 0) - (kv > 0) - (-(q > 0)), "bool"),
         (lambda s, b, h, q, kv: GLOBAL_TABLE.add_(s)[0], "trailing underscore"),
