@@ -1,9 +1,9 @@
 """Which blocks of the score matrix are listed, as index lists: torch's BlockMask, validated.
 
 Lives here: `BlockLists`, its validation against an attention call, conversion from and to a dense
-block matrix. Not here: how lists are computed from a mask_mod (`block_mask.py`), what happens
-inside a block. Invariant: visible(q, kv) = kv's block is listed in q's row and (the block is
-full or mask_mod is true); a list entry at or after its row's count means nothing.
+block matrix. Not here: the passes over big lists (`list_layout.py`), how states are computed from
+a mask_mod (`block_mask.py`). Invariant: visible(q, kv) = kv's block is listed in q's row
+and (the block is full or mask_mod is true); a list entry at or after its row's count means nothing.
 """
 
 from collections.abc import Callable
@@ -15,14 +15,10 @@ from torch import Tensor
 
 from fovea import env
 from fovea.errors import invalid
+from fovea.tiling.list_layout import lists_of, mark
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
-
-# Entries read or written per step. On a CPU small enough for the cache of a core, int64 positions
-# included; larger steps are slower and add to the peak memory. A GPU wants fewer launches.
-_STEP_CPU = 1 << 18
-_STEP_ACCELERATOR = 1 << 24
 
 
 class TorchBlockMask(Protocol):
@@ -132,10 +128,10 @@ class BlockLists:
             states: (batch, heads, blocks_q, blocks_kv) int8: 0 unlisted, 1 needs mask_mod, 2 full.
         """
         transposed = states.transpose(-2, -1)
-        kv_num_blocks, kv_indices = _lists_of(states, 1)
-        full_kv_num_blocks, full_kv_indices = _lists_of(states, 2)
-        q_num_blocks, q_indices = _lists_of(transposed, 1)
-        full_q_num_blocks, full_q_indices = _lists_of(transposed, 2)
+        kv_num_blocks, kv_indices = lists_of(states, 1)
+        full_kv_num_blocks, full_kv_indices = lists_of(states, 2)
+        q_num_blocks, q_indices = lists_of(transposed, 1)
+        full_q_num_blocks, full_q_indices = lists_of(transposed, 2)
         return cls(
             kv_num_blocks=kv_num_blocks,
             kv_indices=kv_indices,
@@ -328,9 +324,9 @@ class BlockLists:
         """
         shape = (self.batch, self.heads, self.blocks_q, self.blocks_kv)
         out = torch.zeros(shape, dtype=torch.int8, device=self.device)
-        _mark(out, self.kv_num_blocks, self.kv_indices, 1)
+        mark(out, self.kv_num_blocks, self.kv_indices, 1)
         if self.full_kv_num_blocks is not None and self.full_kv_indices is not None:
-            _mark(out, self.full_kv_num_blocks, self.full_kv_indices, 2)
+            mark(out, self.full_kv_num_blocks, self.full_kv_indices, 2)
         return out
 
     def visible_blocks(self) -> Tensor:
@@ -447,51 +443,3 @@ def _int32(name: str, tensor: object) -> Tensor:
 
 def _optional(name: str, tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else _int32(name, tensor)
-
-
-def _lists_of(states: Tensor, wanted: int) -> tuple[Tensor, Tensor]:
-    """Return (counts, indices) of the columns whose state is `wanted`, row by row.
-
-    A stable partition: a listed column goes to its rank among the listed, an unlisted one to the
-    count plus its rank among the unlisted. Rows are taken in chunks, because the positions are
-    int64 while a result may be 256 MiB of int32.
-    """
-    batch, heads, rows, columns = states.shape
-    counts = torch.empty((batch, heads, rows), dtype=torch.int32, device=states.device)
-    indices = torch.empty((batch, heads, rows, columns), dtype=torch.int32, device=states.device)
-    column = torch.arange(columns, dtype=torch.int32, device=states.device)
-    step = _rows_per_step(columns, states.device)
-    for b in range(batch):
-        for h in range(heads):
-            for begin in range(0, rows, step):
-                part = slice(begin, begin + step)
-                is_listed = states[b, h, part].contiguous() == wanted
-                rank = is_listed.cumsum(-1, dtype=torch.int32)
-                count = is_listed.sum(-1, dtype=torch.int32)
-                place = torch.where(is_listed, rank - 1, count.unsqueeze(-1) + column - rank)
-                counts[b, h, part] = count
-                indices[b, h, part].scatter_(-1, place.long(), column.expand_as(place))
-    return counts, indices
-
-
-def _rows_per_step(columns: int, device: torch.device) -> int:
-    entries = _STEP_CPU if device.type == "cpu" else _STEP_ACCELERATOR
-    return max(1, entries // max(columns, 1))
-
-
-def _mark(states: Tensor, counts: Tensor, indices: Tensor, value: int) -> None:
-    """Write `value` at the listed columns of each row of `states`, in place."""
-    batch, heads, rows, columns = states.shape
-    width = indices.shape[-1]
-    entry = torch.arange(width, device=states.device)
-    step = _rows_per_step(max(width, columns), states.device)
-    for b in range(batch):
-        for h in range(heads):
-            for begin in range(0, rows, step):
-                part = slice(begin, begin + step)
-                is_listed = entry < counts[b, h, part].unsqueeze(-1)
-                # Entries behind the count mean nothing: they all go to a spare last column.
-                target = torch.where(is_listed, indices[b, h, part], columns).long()
-                marked = states.new_zeros((target.shape[0], columns + 1))
-                marked.scatter_(-1, target, value)
-                states[b, h, part] = torch.maximum(states[b, h, part], marked[:, :columns])
