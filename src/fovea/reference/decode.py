@@ -63,10 +63,10 @@ def split_forward(
     result = empty_result(problem)
     blocks = BlockStates.of(problem)
     for piece in pieces(problem):
-        run = PieceForward.of(problem, piece, blocks, tile_n)
+        run = PieceForward.of(problem, piece, blocks, tile_n=tile_n)
         for begin, end in run.chunks():
             states = [
-                run.rows(begin, end, tiles=_part(piece.seqlen_kv, tile_n, split, num_splits))
+                run.rows(begin, end, run.rule, _part(piece.seqlen_kv, tile_n, split, num_splits))
                 for split in range(num_splits)
             ]
             run.store(result, begin, end, *_merged(states, run.sink()))

@@ -6,6 +6,8 @@ P, the row sum and O of a row are always relative to the same reference, so O / 
 not depend on which reference that was.
 """
 
+from enum import Enum
+
 import torch
 from torch import Tensor
 
@@ -14,11 +16,25 @@ from fovea.plan.numerics import (
     EXP2_LOWEST,
     LN_2,
     LOG2_E,
+    OPTIMISTIC_OUTPUT_LIMIT,
+    OPTIMISTIC_SUM_LIMIT,
     RESCALE_THRESHOLD_LOG2,
 )
 
 FLOAT32_EXPONENT_BIAS = 127
 FLOAT32_MANTISSA_BITS = 23
+
+
+class ReferenceRule(Enum):
+    """How a row's reference moves from tile to tile.
+
+    RUNNING: to the running maximum, with `RESCALE_THRESHOLD_LOG2` of delay.
+    OPTIMISTIC: likewise in tiles with hidden pairs; a tile without any leaves a reference alone
+        that exists. Rows that came near overflow are redone with RUNNING (bfloat16 kernels).
+    """
+
+    RUNNING = "running"
+    OPTIMISTIC = "optimistic"
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -58,6 +74,28 @@ def updated_reference(
     # inf - inf and -inf - (-inf) give NaN here and so take the maximum.
     keeps = (maximum - reference) * LOG2_E <= threshold_log2
     return torch.where(keeps, reference, maximum)
+
+
+def optimistic_reference(reference: Tensor, tile_maximum: Tensor) -> Tensor:
+    """Return the reference of a tile without hidden pairs: the old one wherever there is one.
+
+    Units:
+        natural; -inf where nothing was seen yet.
+    """
+    return torch.where(reference == -torch.inf, tile_maximum, reference)
+
+
+def fits_optimistically(row_sum: Tensor, acc: Tensor) -> Tensor:
+    """Return which rows stayed far enough from overflow under the optimistic reference.
+
+    Underflow is no danger: the reference is one of the row's own scores, so the largest term of
+    the sum is at least 1. NaN does not fit, so it is redone and comes out as NaN again.
+
+    Shapes:
+        row_sum (..., 1), acc (..., head_dim_v); result (..., 1) bool.
+    """
+    largest = acc.abs().amax(dim=-1, keepdim=True)
+    return (row_sum < OPTIMISTIC_SUM_LIMIT) & (largest < OPTIMISTIC_OUTPUT_LIMIT)
 
 
 def exp_relative_(scores: Tensor, reference: Tensor) -> Tensor:

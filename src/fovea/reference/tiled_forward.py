@@ -15,11 +15,14 @@ from torch import Tensor
 from fovea.plan.numerics import REFERENCE_TILE_N
 from fovea.problem import AttentionProblem, ForwardResult
 from fovea.reference.numerics import (
+    ReferenceRule,
     accumulation_dtype,
     exp_relative,
     exp_relative_,
     finite_reference,
+    fits_optimistically,
     log_sum,
+    optimistic_reference,
     round_operand,
     updated_reference,
 )
@@ -57,10 +60,17 @@ class PieceForward:
     k: Tensor  # (batch * heads_kv, seqlen_kv, head_dim), accumulation dtype
     v: Tensor
     tile_n: int
+    rule: ReferenceRule
 
     @classmethod
     def of(
-        cls, problem: AttentionProblem, piece: Piece, blocks: BlockStates | None, tile_n: int
+        cls,
+        problem: AttentionProblem,
+        piece: Piece,
+        blocks: BlockStates | None,
+        *,
+        tile_n: int,
+        rule: ReferenceRule = ReferenceRule.RUNNING,
     ) -> "PieceForward":
         """Return the forward of a piece, its keys and values packed."""
         dtype = accumulation_dtype(problem.dtype)
@@ -72,12 +82,15 @@ class PieceForward:
             k=pack_keys(piece.k.to(dtype)),
             v=pack_keys(piece.v.to(dtype)),
             tile_n=tile_n,
+            rule=rule,
         )
 
     def run(self, result: ForwardResult) -> None:
         """Write the results of all rows of the piece into those of the whole problem."""
         for begin, end in self.chunks():
-            state = self.rows(begin, end)
+            state = self.rows(begin, end, self.rule)
+            if self.rule is ReferenceRule.OPTIMISTIC:
+                state = self._redone(state, begin, end)
             out, lse = finished(state, self.sink())
             self.store(result, begin, end, out, lse, state.maximum)
 
@@ -116,11 +129,14 @@ class PieceForward:
         sink = self.problem.sink
         return None if sink is None else sink.to(self.k.dtype).view(1, -1, 1, 1)
 
-    def rows(self, begin: int, end: int, tiles: range | None = None) -> RowState:
+    def rows(
+        self, begin: int, end: int, rule: ReferenceRule, tiles: range | None = None
+    ) -> RowState:
         """Return the state of rows begin..end after their last tile.
 
         Args:
             begin, end: query rows of the piece.
+            rule: how the reference moves; nothing is redone here.
             tiles: the KV tiles to visit, by number; None = all that have something visible.
         """
         piece = self.piece
@@ -141,13 +157,27 @@ class PieceForward:
             scores = self.scores.apply(raw.view(*stats_shape[:3], -1), tile, hidden).final
             if hidden is not None:
                 scores = scores.masked_fill(hidden, -torch.inf)
-            state = self._step(state, scores, self.v[:, keys])
+            keeps_reference = rule is ReferenceRule.OPTIMISTIC and hidden is None
+            state = self._step(state, scores, self.v[:, keys], keeps_reference=keeps_reference)
         return state
 
-    def _step(self, state: RowState, scores: Tensor, v: Tensor) -> RowState:
+    def _redone(self, state: RowState, begin: int, end: int) -> RowState:
+        """Return the state with the running maximum's result in rows that nearly overflowed."""
+        fits = fits_optimistically(state.row_sum, state.acc)
+        if bool(fits.all()):
+            return state
+        redone = self.rows(begin, end, ReferenceRule.RUNNING)
+        return RowState(*(torch.where(fits, x, y) for x, y in zip(state, redone, strict=True)))
+
+    def _step(
+        self, state: RowState, scores: Tensor, v: Tensor, *, keeps_reference: bool
+    ) -> RowState:
         """Return the state after one more tile."""
         tile_maximum = scores.amax(dim=-1, keepdim=True)
-        reference = updated_reference(state.reference, tile_maximum)
+        if keeps_reference:
+            reference = optimistic_reference(state.reference, tile_maximum)
+        else:
+            reference = updated_reference(state.reference, tile_maximum)
         finite = finite_reference(reference)
         decay = exp_relative(state.reference, finite)
         p = exp_relative_(scores, finite)
@@ -200,15 +230,21 @@ def empty_result(problem: AttentionProblem) -> ForwardResult:
 
 
 @torch.no_grad()
-def forward(problem: AttentionProblem, *, tile_n: int = REFERENCE_TILE_N) -> ForwardResult:
+def forward(
+    problem: AttentionProblem,
+    *,
+    tile_n: int = REFERENCE_TILE_N,
+    rule: ReferenceRule = ReferenceRule.RUNNING,
+) -> ForwardResult:
     """Return out, lse and max_score of a problem.
 
     Args:
         problem: the call; any device, float64 to bfloat16.
         tile_n: keys of one step of the online softmax; a kernel's own, to compare with it.
+        rule: how the reference moves; the result is the same up to rounding.
     """
     result = empty_result(problem)
     blocks = BlockStates.of(problem)
     for piece in pieces(problem):
-        PieceForward.of(problem, piece, blocks, tile_n).run(result)
+        PieceForward.of(problem, piece, blocks, tile_n=tile_n, rule=rule).run(result)
     return result
