@@ -15,7 +15,7 @@ def random_states(rows: int, columns: int, run: int) -> torch.Tensor:
 
 def by_sorting(states: torch.Tensor, wanted: int) -> tuple[torch.Tensor, torch.Tensor]:
     is_listed = (states == wanted).to(torch.int8)
-    order = is_listed.argsort(-1, descending=True, stable=True)
+    order = torch.argsort(is_listed, dim=-1, descending=True, stable=True)
     return is_listed.sum(-1, dtype=torch.int32), order.to(torch.int32)
 
 
