@@ -9,6 +9,7 @@ import torch
 from torch.nn.attention.flex_attention import and_masks, noop_mask, or_masks
 from torch.nn.attention.flex_attention import create_block_mask as torch_create_block_mask
 
+from fovea.mods.picture import EXAMPLES
 from fovea.tiling.block_mask import create_block_mask
 
 LISTS = (
@@ -402,3 +403,15 @@ def test_block_mask_of_each_mask_equals_torch(name):
     theirs = torch_create_block_mask(case.mask_mod, *size, device="cpu", BLOCK_SIZE=case.block)
     for name in LISTS:
         assert torch.equal(getattr(mine, name), getattr(theirs, name)), name
+
+
+@pytest.mark.parametrize("block", [8, (5, 3), 64])
+@pytest.mark.parametrize("name", [e.name for e in EXAMPLES.values() if e.kind == "mask"])
+def test_block_mask_of_each_library_mask_equals_torch(name, block):
+    example = EXAMPLES[name]
+    size = (example.batch, example.heads, example.seqlen_q, example.seqlen_kv)
+    mask_mod = example.make()
+    mine = create_block_mask(mask_mod, *size, device="cpu", BLOCK_SIZE=block)
+    theirs = torch_create_block_mask(mask_mod, *size, device="cpu", BLOCK_SIZE=block)
+    for field in LISTS:
+        assert torch.equal(getattr(mine, field), getattr(theirs, field)), field
