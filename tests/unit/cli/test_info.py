@@ -1,34 +1,22 @@
 """`fovea info`, and the command line where the extra `cli` is absent."""
 
 import json
-import os
 import platform
-import subprocess
 import sys
-from pathlib import Path
 
+import pytest
 import torch
 
 from fovea.cli import info
+from fovea.cli.main import main
 from fovea.version import __version__
 
-SOURCE = Path(__file__).parents[3] / "src"
 
-
-def _run_without_typer(*words: str) -> subprocess.CompletedProcess[str]:
-    program = (
-        "import sys\n"
-        "sys.modules.update(dict.fromkeys(('typer', 'rich', 'click')))\n"
-        "from fovea.cli.main import main\n"
-        f"sys.exit(main({list(words)!r}))\n"
-    )
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": str(SOURCE)},
-    )
+@pytest.fixture
+def without_typer(monkeypatch):
+    """Make `import typer` fail as where it is not installed."""
+    monkeypatch.setitem(sys.modules, "typer", None)
+    monkeypatch.delitem(sys.modules, "fovea.cli.application", raising=False)
 
 
 def test_facts_name_this_machine():
@@ -63,14 +51,18 @@ def test_compiled_kernels_alone_are_enough_for_cuda_with_a_bundle():
     assert "FOVEA_BUNDLE" in info._backends(packages, [hopper], has_bundle=False)["cuda"]
 
 
-def test_info_without_typer_prints_the_facts_as_json():
-    done = _run_without_typer("info", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["fovea"] == __version__
+def test_info_without_typer_prints_the_facts_as_json(without_typer, capsys):
+    assert main(["info", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fovea"] == __version__
 
 
-def test_other_command_without_typer_says_what_to_install():
-    done = _run_without_typer("demo")
-    assert done.returncode == 2
-    assert "fovea demo needs the package 'typer'" in done.stderr
-    assert "[cli]" in done.stderr
+def test_info_without_typer_refuses_an_unknown_option(without_typer, capsys):
+    assert main(["info", "--jsn"]) == 2
+    assert "usage: fovea info" in capsys.readouterr().err
+
+
+def test_other_command_without_typer_says_what_to_install(without_typer, capsys):
+    assert main(["demo"]) == 2
+    error = capsys.readouterr().err
+    assert "fovea demo needs the package 'typer'" in error
+    assert "[cli]" in error
