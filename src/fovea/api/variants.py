@@ -103,13 +103,16 @@ def variants_of(problem: AttentionProblem, arch: Arch) -> list[tuple["ForwardPla
 
 
 def _lengths(problem: AttentionProblem) -> list[tuple[int, str]]:
-    """Return lengths between which the kernel of a call changes."""
+    """Return key lengths between which the kernel of a call changes, and what they stand for."""
     from fovea.plan.integers import NARROW_LIMIT
+    from fovea.plan.select import SHORT_SEQLEN
 
+    short, long = f"at most {SHORT_SEQLEN} keys", f"more than {SHORT_SEQLEN} keys"
     if problem.score_mod is None and problem.mask_mod is None and problem.block_mask_mod is None:
-        return [(1, "")]
+        return [(1, short), (SHORT_SEQLEN + 1, long)]
     return [
-        (1, "mods in 32-bit integers"),
+        (1, f"{short}, mods in 32-bit integers"),
+        (SHORT_SEQLEN + 1, f"{long}, mods in 32-bit integers"),
         (NARROW_LIMIT, "mods in 64-bit integers (long sequences, large numbers)"),
     ]
 

@@ -11,12 +11,13 @@ from torch import Tensor
 from fovea.arch import Arch
 from fovea.plan.features import ForwardFeatures
 from fovea.plan.integers import NARROW_LIMIT
-from fovea.plan.sm90 import ForwardPlan, forward_tile
+from fovea.plan.sm90 import ForwardPlan, forward_tile, make_forward_plan
 from fovea.problem import AttentionProblem
 from fovea.tiling.bounds import Band
 
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _TILE_HEAD_DIMS = (64, 128, 256)
+SHORT_SEQLEN = 2048  # keys up to which a call gets the plan for short sequences
 _MAX_SEQLEN = 2**30  # positions and their sums stay in 32 bits
 
 
@@ -38,17 +39,11 @@ def unsupported(problem: AttentionProblem, arch: Arch) -> str | None:
 def forward_plan(problem: AttentionProblem, arch: Arch) -> ForwardPlan:
     """Return the forward plan of a problem that `unsupported` has nothing against."""
     assert arch.name == "sm90", arch
-    features = forward_features(problem)
-    head_dim = tile_head_dim(problem)
-    tile_m, tile_n, kv_stages = forward_tile(head_dim, features)
-    return ForwardPlan(
-        dtype="bfloat16" if problem.dtype == torch.bfloat16 else "float16",
-        tile_m=tile_m,
-        tile_n=tile_n,
-        head_dim=head_dim,
-        head_dim_v=head_dim,
-        kv_stages=kv_stages,
-        features=features,
+    return make_forward_plan(
+        "bfloat16" if problem.dtype == torch.bfloat16 else "float16",
+        tile_head_dim(problem),
+        forward_features(problem),
+        is_short=problem.seqlen_kv <= SHORT_SEQLEN,
     )
 
 
@@ -136,8 +131,10 @@ def _lacking_blocks(problem: AttentionProblem) -> str | None:
     lists = problem.block_lists
     if lists is None:
         return None
-    tile_m, tile_n, _ = forward_tile(
-        tile_head_dim(problem), ForwardFeatures(block_lists=True, full_lists=True)
+    tile_m, tile_n, *_ = forward_tile(
+        tile_head_dim(problem),
+        ForwardFeatures(block_lists=True, full_lists=True),
+        is_short=False,
     )
     if lists.block_q % tile_m == 0 and lists.block_kv % tile_n == 0:
         return None

@@ -6,7 +6,7 @@ every size from it.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from fovea.plan.features import ForwardFeatures
 from fovea.plan.pipeline import BARRIER_BYTES, Edge
@@ -45,6 +45,7 @@ class ForwardPlan:
     head_dim: int  # columns of the Q and K tiles, the tensors' own head_dim rounded up
     head_dim_v: int
     kv_stages: int
+    q_buffers: int  # query tiles in shared memory: with 2, the next one is there when one ends
     features: ForwardFeatures = field(default_factory=ForwardFeatures)
 
     def __post_init__(self) -> None:
@@ -87,7 +88,7 @@ class ForwardPlan:
         """Q of one consumer warpgroup; the same shared memory stages O on its way out."""
         return Edge(
             name="q",
-            stages=self.num_consumers,
+            stages=self.num_consumers * self.q_buffers,
             consumer_warps=1,  # the warp that stored O frees the memory for the next tile
             stage_bytes=WARPGROUP_ROWS * self.head_dim * ELEMENT_BYTES,
         )
@@ -169,32 +170,65 @@ class ForwardPlan:
         kind = "bf16" if self.dtype == "bfloat16" else "f16"
         return (
             f"fovea_sm90_forward_{kind}_d{self.head_dim}x{self.head_dim_v}"
-            f"_m{self.tile_m}n{self.tile_n}"
+            f"_m{self.tile_m}n{self.tile_n}q{self.q_buffers}"
         )
 
     def key_text(self) -> str:
         """Return the canonical text of plan and features."""
         return (
             f"sm90 forward {self.dtype} tile {self.tile_m}x{self.tile_n} head_dim {self.head_dim} "
-            f"head_dim_v {self.head_dim_v} kv_stages {self.kv_stages}\n{self.features.key_text()}"
+            f"head_dim_v {self.head_dim_v} kv_stages {self.kv_stages} "
+            f"q_buffers {self.q_buffers}\n{self.features.key_text()}"
         )
 
 
-def forward_tile(head_dim: int, features: ForwardFeatures) -> tuple[int, int, int]:
-    """Return (tile_m, tile_n, kv_stages) of a head dimension already rounded up.
+class TileShape(NamedTuple):
+    """Tile sizes and buffer counts of a plan."""
 
-    Block lists want tiles that divide 128, torch's default block. Wider KV tiles read Q and cross
-    the softmax less often per key, so they win wherever nothing is masked; a diagonal wastes half
-    of each tile that it crosses, so masked variants take narrower ones.
+    tile_m: int
+    tile_n: int
+    kv_stages: int
+    q_buffers: int
+
+
+def forward_tile(head_dim: int, features: ForwardFeatures, *, is_short: bool) -> TileShape:
+    """Return the tile shape of a head dimension already rounded up.
+
+    Block lists want tiles that divide 128, torch's default block. Wider KV tiles cross the softmax
+    less often per key; mods want narrower ones, since they need registers too. `is_short` sequences
+    spend their time at the ends of a query tile, where a second Q buffer helps more than width.
     """
-    is_masked = features.limit_left or features.limit_right or features.mask_mod is not None
-    needs_score = features.modifies_score
+    return TileShape(*_tile_shapes(features, is_short=is_short)[head_dim])
+
+
+def _tile_shapes(
+    features: ForwardFeatures, *, is_short: bool
+) -> dict[int, tuple[int, int, int, int]]:
+    """Return the shape of every head dimension; measured in docs/notes/hopper_forward.md."""
     if features.block_lists:
-        return {64: (128, 128, 3), 128: (128, 128, 2), 256: (128, 64, 2)}[head_dim]
-    if head_dim == 64:
-        return 192, 128, 2
-    if head_dim == 128:
-        return (128, 128, 2) if is_masked or needs_score else (128, 176, 2)
-    if head_dim == 256:
-        return (128, 64, 2) if needs_score or features.mask_mod is not None else (128, 80, 2)
-    raise AssertionError(head_dim)
+        return {64: (128, 128, 3, 2), 128: (128, 128, 2, 2), 256: (128, 64, 2, 1)}
+    narrow = {64: (192, 128, 2, 2), 128: (128, 128, 2, 2), 256: (128, 64, 2, 1)}
+    if features.modifies_score or features.mask_mod is not None:
+        return narrow
+    if features.limit_left or features.limit_right:
+        # A diagonal wastes half of each tile that it crosses, all the more of a short sequence.
+        return {**narrow, 64: (128, 128, 2, 2)} if is_short else narrow
+    return {**narrow, 256: (128, 80, 2, 1)} | ({} if is_short else {128: (128, 176, 2, 1)})
+
+
+def make_forward_plan(
+    dtype: Literal["bfloat16", "float16"],
+    head_dim: int,
+    features: ForwardFeatures,
+    *,
+    is_short: bool,
+) -> ForwardPlan:
+    """Return the plan of a variant."""
+    shape = forward_tile(head_dim, features, is_short=is_short)
+    return ForwardPlan(
+        dtype=dtype,
+        head_dim=head_dim,
+        head_dim_v=head_dim,
+        features=features,
+        **shape._asdict(),
+    )

@@ -74,6 +74,7 @@ class StepContext(NamedTuple):
     state: RowState
     products: Products
     shared: SharedTiles
+    q_stage: cutlass.Int32
 
 
 @cute.jit
@@ -93,7 +94,7 @@ def run(
     """
     thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
     consumer = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP_THREADS) - 1
-    products = _make_products(plan, shared, thread, consumer)
+    products = _make_products(plan, shared, thread)
     state = RowState(
         row_max=cute.make_rmem_tensor(ROWS_PER_THREAD, cutlass.Float32),
         row_sum=cute.make_rmem_tensor(ROWS_PER_THREAD, cutlass.Float32),
@@ -117,6 +118,7 @@ def run(
             state=state,
             products=products,
             shared=shared,
+            q_stage=stage_of(q_use, plan.q_edge),
         )
         wait_full(shared.q, q_use, plan.q_edge)
         kv_use = _main_loop(plan, context, walk, problem, kv_use, is_redo, consumer)
@@ -128,6 +130,7 @@ def run(
             has_plain=walk.has_plain,
             is_redo=is_redo,
             slot=stage_of(use, plan.work_edge),
+            q_stage=stage_of(q_use, plan.q_edge),
         )
         epilogue.run(plan, outputs, scalars, shared, products, state, problem.band, finish)
         release_work(shared.work, use, plan.work_edge)
@@ -176,22 +179,19 @@ def _main_loop(
 
 
 @cute.jit
-def _make_products(
-    plan: cutlass.Constexpr, shared: SharedTiles, thread: cutlass.Int32, consumer: cutlass.Int32
-) -> Products:
+def _make_products(plan: cutlass.Constexpr, shared: SharedTiles, thread: cutlass.Int32) -> Products:
     """Return the products' operand views and fresh register fragments."""
     scores = scores_mma(plan)
     output = output_mma(plan)
     scores_thread = scores.get_slice(thread)
     output_thread = output.get_slice(thread)
-    sQ = shared.sQ[None, None, consumer]
     acc_s_shape = scores_thread.partition_shape_C((WARPGROUP_ROWS, plan.tile_n))
     acc_o_shape = output_thread.partition_shape_C((WARPGROUP_ROWS, plan.head_dim_v))
     p_shape = output_thread.partition_shape_A((WARPGROUP_ROWS, plan.tile_n))
     return Products(
         scores=scores,
         output=output,
-        tSrQ=scores_thread.make_fragment_A(scores_thread.partition_A(sQ)),
+        tSrQ=scores_thread.make_fragment_A(scores_thread.partition_A(shared.sQ)),
         tSrK=scores_thread.make_fragment_B(scores_thread.partition_B(shared.sK)),
         tOrV=output_thread.make_fragment_B(output_thread.partition_B(shared.sV)),
         tOrP=cute.make_rmem_tensor(p_shape, shared.sV.element_type),
@@ -278,7 +278,8 @@ def _issue_scores(plan, context: StepContext, kv_use: cutlass.Int32) -> None:
 def _issue_scores_ready(plan, context: StepContext, kv_use: cutlass.Int32) -> None:
     products = context.products
     k_stage = products.tSrK[None, None, None, stage_of(kv_use, plan.k_edge)]
-    issue(scores_mma(plan), products.acc_s, products.tSrQ, k_stage, accumulate=False)
+    q_stage = products.tSrQ[None, None, None, context.q_stage]
+    issue(scores_mma(plan), products.acc_s, q_stage, k_stage, accumulate=False)
 
 
 def _issue_output(plan, context: StepContext, kv_use: cutlass.Int32) -> None:

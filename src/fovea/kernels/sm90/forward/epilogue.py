@@ -42,6 +42,7 @@ class Finish(NamedTuple):
     has_plain: cutlass.Boolean
     is_redo: cutlass.Int32
     slot: cutlass.Int32  # of the announcement, and of its row flags
+    q_stage: cutlass.Int32  # of this warpgroup's Q, where O is staged
 
 
 @cute.jit
@@ -174,7 +175,7 @@ def _write_rows(
     _warpgroup_barrier(finish.consumer)
     if warp_in_group == 0:
         if cute.arch.lane_idx() == 0:
-            cute.arch.mbarrier_arrive(shared.q.empty + finish.consumer)
+            cute.arch.mbarrier_arrive(shared.q.empty + finish.q_stage)
 
 
 @cute.jit
@@ -187,7 +188,7 @@ def _stage_output(plan: cutlass.Constexpr, shared: SharedTiles, products, finish
     copy = cute.make_tiled_copy_C(atom, products.output).get_slice(finish.thread)
     rounded = cute.make_rmem_tensor(products.acc_o.layout, dtype)
     rounded.store(products.acc_o.load().to(dtype))
-    target = copy.partition_D(shared.sO[None, None, finish.consumer])
+    target = copy.partition_D(shared.sO[None, None, finish.q_stage])
     cute.copy(atom, copy.retile(rounded), target)
 
 
@@ -209,14 +210,14 @@ def _store_output(plan: cutlass.Constexpr, outputs: Outputs, shared: SharedTiles
             outputs.atom_o,
             0,
             cute.make_layout(1),
-            cute.group_modes(shared.sO[None, None, finish.consumer], 0, 2),
+            cute.group_modes(shared.sO[None, None, finish.q_stage], 0, 2),
             cute.group_modes(gO, 0, 2),
         )
         cute.copy(outputs.atom_o, tOsO, tOgO)
         cute.arch.cp_async_bulk_commit_group()
         cute.arch.cp_async_bulk_wait_group(0, read=True)
         if cute.arch.lane_idx() == 0:
-            cute.arch.mbarrier_arrive(shared.q.empty + finish.consumer)
+            cute.arch.mbarrier_arrive(shared.q.empty + finish.q_stage)
 
 
 def _warpgroup_barrier(consumer: cutlass.Int32) -> None:

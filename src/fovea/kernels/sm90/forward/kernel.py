@@ -44,12 +44,12 @@ class Layouts(NamedTuple):
 def make_layouts(plan: ForwardPlan) -> Layouts:
     """Return the shared-memory layouts that a plan asks for."""
     dtype = element_type(plan)
-    consumers = plan.num_consumers
+    q_stages = plan.q_edge.stages
     return Layouts(
-        q=row_major_layout(dtype, WARPGROUP_ROWS, plan.head_dim, consumers),
+        q=row_major_layout(dtype, WARPGROUP_ROWS, plan.head_dim, q_stages),
         k=row_major_layout(dtype, plan.tile_n, plan.head_dim, plan.kv_stages),
         v=transposed_layout(dtype, plan.head_dim_v, plan.tile_n, plan.kv_stages),
-        o=row_major_layout(dtype, WARPGROUP_ROWS, plan.head_dim_v, consumers),
+        o=row_major_layout(dtype, WARPGROUP_ROWS, plan.head_dim_v, q_stages),
     )
 
 

@@ -177,8 +177,8 @@ def _load_q(
         cute.copy(
             tma.atom_q,
             views.tQgQ[None, consumer],
-            views.tQsQ[None, consumer],
-            tma_bar_ptr=shared.q.full + consumer,
+            views.tQsQ[None, stage_of(use, plan.q_edge)],
+            tma_bar_ptr=shared.q.full + stage_of(use, plan.q_edge),
         )
 
 
