@@ -1,0 +1,1 @@
+"""Device code in CuTe-DSL, by architecture, pass and role; read `README.md` here first."""

@@ -1,8 +1,8 @@
 """Pipeline edges: which data passes between which roles, in how many stages, with which arrivals.
 
-Lives here: the `Edge` value with its derived arrive counts. Not here: the device code that waits and
-arrives (`kernels/device/pipeline.py`). Invariant: a barrier's expected arrivals are derived from the
-roles' warps, never written by hand: too many deadlock, too few race.
+Lives here: the `Edge` value with its derived arrive counts. Not here: the device code that waits
+and arrives (`kernels/device/pipeline.py`). Invariant: a barrier's expected arrivals are derived
+from the roles' warps, never written by hand: too many deadlock, too few race.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Warp roles of a kernel: who runs, on which warps, with how many registers.
 
-Lives here: the `Role` value and the check that a set of roles fits the register file. Not here: what
-a role does (`kernels/<arch>/<pass>/<role>.py`). Invariant: the roles of a kernel tile its warps
-without a gap, each role a whole number of warpgroups where it changes its register budget.
+Lives here: the `Role` value and the check that a set of roles fits the register file. Not
+here: what a role does (`kernels/<arch>/<pass>/<role>.py`). Invariant: the roles of a kernel tile
+its warps without a gap, each a whole number of warpgroups, since those share a register budget.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Which plan a call gets, and what a kernel backend lacks.
 
 Lives here: the map from an `AttentionProblem` to a plan, with the reason wherever it says no. Not
-here: what the plans are (`sm90.py`), the checks of user input (`problem/`). Invariant: `unsupported`
-returns None exactly where `forward_plan` returns a plan.
+here: what the plans are (`sm90.py`), the checks of user input (`problem/`). Invariant:
+`unsupported` returns None exactly where `forward_plan` returns a plan.
 """
 
 import torch

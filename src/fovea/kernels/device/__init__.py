@@ -1,0 +1,1 @@
+"""Device functions that kernels of every architecture share."""

@@ -30,8 +30,8 @@ class WorkRing(NamedTuple):
 class Work(NamedTuple):
     """One announcement.
 
-    `tile_number` is STOP when the CTA is done. `is_redo` is 0, or 1 + the slot whose flags say which
-    rows to write.
+    `tile_number` is STOP when the CTA is done. `is_redo` is 0, or 1 + the slot whose flags say
+    which rows to write.
     """
 
     tile_number: cutlass.Int32

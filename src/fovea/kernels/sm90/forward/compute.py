@@ -88,8 +88,8 @@ def run(
 ):
     """Compute every tile that this CTA works on.
 
-    Run by all consumer warpgroups, each on 64 rows. Waits on: work_full, q_full, k_full, v_full, its
-    turn. Signals: k_empty, v_empty, the next warpgroup's turn, q_empty (in the epilogue),
+    Run by all consumer warpgroups, each on 64 rows. Waits on: work_full, q_full, k_full, v_full,
+    its turn. Signals: k_empty, v_empty, the next warpgroup's turn, q_empty (in the epilogue),
     work_empty.
     """
     thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS

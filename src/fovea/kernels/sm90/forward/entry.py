@@ -1,8 +1,8 @@
 """The Hopper forward as the compiler takes it: host function and fake arguments.
 
 Lives here: the types and alignments that the launcher checks. Not here: the values of a call
-(`runtime/arguments.py`, which passes them in the same order). Invariant: every extent and stride but
-the unit one is a run-time value, so one artifact serves every length.
+(`runtime/arguments.py`, which passes them in the same order). Invariant: every extent and stride
+but the unit one is a run-time value, so one artifact serves every length.
 """
 
 from typing import Any

@@ -1,8 +1,8 @@
 """The way out of a query tile: final scaling, lse, and O through shared memory and TMA.
 
 Lives here: what the compute role does after its last KV tile. Not here: the main loop
-(`compute.py`), the test for a redo (`redo.py`). Invariant: a row that saw no key is written as exact zeros with lse -inf (or the
-sink), whatever its registers held.
+(`compute.py`), the test for a redo (`redo.py`). Invariant: a row that saw no key is written as
+exact zeros with lse -inf (or the sink), whatever its registers held.
 """
 
 from typing import NamedTuple

@@ -1,8 +1,9 @@
 """The load role: one thread fills Q, K and V through the copy engine.
 
 Lives here: the order of loads, and the announcement of each query tile to the compute role. Not
-here: the barriers' arithmetic (`device/pipeline.py`) and which KV tiles a query tile visits (`device/kv_walk.py`). Invariant: it visits the same tiles in the same
-order as the compute role, so stages and phases agree without any message.
+here: the barriers' arithmetic (`device/pipeline.py`) and which KV tiles a query tile visits
+(`device/kv_walk.py`). Invariant: it visits the same tiles in the same order as the compute role, so
+stages and phases agree without any message.
 """
 
 from typing import NamedTuple
@@ -33,8 +34,8 @@ class _TileViews(NamedTuple):
 def run(plan: cutlass.Constexpr, problem: Problem, tma: TmaLoads, shared: SharedTiles):
     """Announce and load every tile that this CTA works on.
 
-    Run by one warp. Waits on: work_empty, q_empty, k_empty, v_empty. Signals: work_full, and q_full,
-    k_full, v_full through the copy engine. Owns: sQ, sK, sV while a stage is empty.
+    Run by one warp. Waits on: work_empty, q_empty, k_empty, v_empty. Signals: work_full, and
+    q_full, k_full, v_full through the copy engine. Owns: sQ, sK, sV while a stage is empty.
     """
     q_use = cutlass.Int32(0)
     kv_use = cutlass.Int32(0)

@@ -1,8 +1,8 @@
 """The test that ends an optimistic tile: which rows must be computed again.
 
 Lives here: the judgement of a row and the flags it leaves. Not here: how a redo is announced
-(`device/work.py`), computed (`compute.py`) and written (`epilogue.py`). Invariant: a row that passes
-has the result that the online form would have had, up to rounding; a row that fails is redone.
+(`device/work.py`), computed (`compute.py`) and written (`epilogue.py`). Invariant: a row that
+passes has the result that the online form would have had, up to rounding; others are redone.
 
 Keeping a row's first maximum as the reference loses nothing while nothing overflows: relative
 precision does not depend on the reference, and the reference is one of the row's own scores, so the
