@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fovea.errors import UnsupportedError, invalid
 from fovea.mods.trace import TracedMod, trace_mask_mod, trace_score_mod
+from fovea.problem.block_masks import known_lists
 from fovea.problem.value import Causal, Window
 from fovea.tiling.block_lists import BlockLists
 
@@ -295,13 +296,8 @@ def read_block_mask(
     block_mask: object, q: Tensor, *, batch: int, lengths: tuple[int, int]
 ) -> tuple[BlockLists, TracedMod | None]:
     """Return the lists of a BlockMask and its traced mask_mod, both checked against the call."""
-    lists = BlockLists.from_torch(
-        block_mask,
-        batch=batch,
-        heads=q.shape[-2],
-        seqlen_q=lengths[0],
-        seqlen_kv=lengths[1],
-    )
+    lists = known_lists(block_mask)
+    lists.check_call(batch=batch, heads=q.shape[-2], seqlen_q=lengths[0], seqlen_kv=lengths[1])
     if lists.device != q.device:
         raise ValueError(
             invalid(
