@@ -40,7 +40,8 @@ def create_block_mask(
     B x H x Q_LEN x KV_LEN mask: regions are settled by interval analysis of the traced mask, and
     only blocks that it leaves open are evaluated. A causal, windowed or document mask of a million
     tokens takes seconds; a mask without structure costs its full evaluation, block row by block
-    row, with a progress bar when that takes longer than a second.
+    row, with a progress bar when that takes longer than a second. Inside `torch.compile` it breaks
+    the graph; under `fullgraph=True` build the mask outside.
 
     Args:
         mask_mod: mask_mod(b, h, q_idx, kv_idx) -> bool, with any captured tensors.
@@ -56,11 +57,28 @@ def create_block_mask(
         TraceError: the mask cannot be traced; the text names the line.
         ValueError: a size is not valid, or captured tensors lie on another device.
     """
-    block_q, block_kv = _block_sizes(BLOCK_SIZE)
-    batch = _count("B", B, 1)
-    heads = _count("H", H, 1)
-    seqlen_q = _count("Q_LEN", Q_LEN, 0)
-    seqlen_kv = _count("KV_LEN", KV_LEN, 0)
+    if torch.compiler.is_dynamo_compiling():
+        # What is evaluated depends on data, so this ends a graph and runs between two.
+        outside: Any = torch.compiler.disable(_build)  # pyright: ignore[reportUnknownMemberType]
+        return outside(mask_mod, B, H, Q_LEN, KV_LEN, device, BLOCK_SIZE)
+    return _build(mask_mod, B, H, Q_LEN, KV_LEN, device, BLOCK_SIZE)
+
+
+def _build(
+    mask_mod: Callable[..., Any],
+    batch_size: int | None,
+    num_heads: int | None,
+    q_len: int,
+    kv_len: int,
+    device: torch.device | str | int | None,
+    block_size: int | tuple[int, int],
+) -> "BlockMask":
+    """Return `create_block_mask`'s result, in eager code."""
+    block_q, block_kv = _block_sizes(block_size)
+    batch = _count("B", batch_size, 1)
+    heads = _count("H", num_heads, 1)
+    seqlen_q = _count("Q_LEN", q_len, 0)
+    seqlen_kv = _count("KV_LEN", kv_len, 0)
     place = None if device is None else torch.empty(0, device=device).device
     mask = trace_mask_mod(mask_mod, place)
     if place is None:

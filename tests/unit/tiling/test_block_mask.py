@@ -84,6 +84,7 @@ def test_block_mask_of_an_empty_sequence_has_no_blocks():
     assert mask.kv_num_blocks.tolist() == [[[0, 0, 0]]]
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_block_mask_works_in_torch_flex_attention_and_its_methods():
     mine = create_block_mask(sliding_window(100), 2, 2, 300, 300, device="cpu", BLOCK_SIZE=64)
     theirs = torch_create_block_mask(mine.mask_mod, 2, 2, 300, 300, device="cpu", BLOCK_SIZE=64)
@@ -95,6 +96,19 @@ def test_block_mask_works_in_torch_flex_attention_and_its_methods():
     assert torch.equal(mine.to_dense(), theirs.to_dense())
     assert_equal_masks(mine._adjust(200, 150), theirs._adjust(200, 150))
     assert mine.to_string() == theirs.to_string()
+
+
+def test_block_mask_inside_a_compiled_function_breaks_the_graph_and_is_the_same():
+    def function(x, width):
+        mask = create_block_mask(sliding_window(width), None, None, 300, 300, device="cpu")
+        return x + mask.kv_num_blocks.sum(), mask
+
+    compiled = torch.compile(function, backend="eager")
+    total, mask = compiled(torch.zeros(()), 100)
+    expected, direct = function(torch.zeros(()), 100)
+    assert torch.equal(total, expected)
+    for name in LISTS:
+        assert torch.equal(getattr(mask, name), getattr(direct, name))
 
 
 def test_block_mask_of_a_learnable_capture_records_no_graph():
