@@ -90,16 +90,14 @@ def variants_of(problem: AttentionProblem, arch: Arch) -> list[tuple["ForwardPla
     """
     from fovea.plan import select
 
-    own = select.forward_plan(problem, arch)
-    found: list[tuple[ForwardPlan, str]] = []
+    # Different conditions may select one plan.
+    found: dict[ForwardPlan, list[str]] = {select.forward_plan(problem, arch): []}
     for scale, scale_text in ((1.0, "scale > 0"), (-1.0, "scale <= 0")):
         for seqlen, integer_text in _lengths(problem):
             other = _like(problem, scale, seqlen)
             plan = select.forward_plan(other, arch)
-            found.append((plan, ", ".join(text for text in (scale_text, integer_text) if text)))
-    found.sort(key=lambda entry: entry[0] != own)
-    assert found[0][0] == own, "a call's own plan must be among its variants"
-    return found
+            found.setdefault(plan, []).append(f"{scale_text}, {integer_text}")
+    return [(plan, "; or ".join(texts) or "this call") for plan, texts in found.items()]
 
 
 def _lengths(problem: AttentionProblem) -> list[tuple[int, str]]:

@@ -95,15 +95,27 @@ def test_scalars_and_specialised_numbers_are_told_apart():
 
 
 def test_variants_are_a_finite_list_that_starts_with_this_calls_kernel():
-    plain = kernel_on(fovea.explain(*tensors()), "sm90")
-    assert len(plain.variants) == 2
-    assert "scale > 0" in plain.variants[0]
     slope = 0.5
-    with_mod = kernel_on(
-        fovea.explain(*tensors(), score_mod=lambda s, b, h, i, j: s * slope, scale=-1.0), "sm90"
-    )
-    assert len(with_mod.variants) == 4
-    assert "scale <= 0" in with_mod.variants[0]
+
+    def mod(score, b, h, q_idx, kv_idx):
+        return score * slope
+
+    for scale, text in ((None, "scale > 0"), (-1.0, "scale <= 0")):
+        kernel = kernel_on(fovea.explain(*tensors(), score_mod=mod, scale=scale), "sm90")
+        assert kernel.variants[0].startswith(kernel.name)
+        assert text in kernel.variants[0]
+        conditions = [text for variant in kernel.variants for text in variant.split("; or ")]
+        assert sum("64-bit" in condition for condition in conditions) == 2
+        assert len(conditions) == len(set(conditions))
+
+
+def test_own_kernel_is_listed_first_for_every_length():
+    for seqlen in (1, 64, 5000, 2**28):
+        q = torch.empty(1, 1, 4, 128, dtype=torch.bfloat16, device="meta")
+        k = torch.empty(1, seqlen, 4, 128, dtype=torch.bfloat16, device="meta")
+        kernel = kernel_on(fovea.explain(q, k, k, mask_mod=lambda b, h, i, j: i >= j), "sm90")
+        assert kernel.variants[0].startswith(kernel.name)
+        assert "this call" not in str(kernel.variants)
 
 
 def test_flex_options_are_explained():

@@ -30,11 +30,10 @@ def test_jobs_are_the_variants_that_explain_prints(jobs):
     (kernel,) = (
         k for k in fovea.explain(*meta(), causal=True, score_mod=mod).kernels if k.lack is None
     )
-    assert len(jobs) == len(kernel.variants) == 4
-    assert len({variant.key_text() for variant, _ in jobs}) == 4
-    assert [f"{variant.name}" in text for (variant, _), text in zip(jobs, kernel.variants)] == [
-        True
-    ] * 4
+    assert len(jobs) == len(kernel.variants) > 1
+    assert len({variant.key_text() for variant, _ in jobs}) == len(jobs)
+    for (variant, _), text in zip(jobs, kernel.variants, strict=True):
+        assert text.startswith(variant.name)
     assert set(names) == {variant.name for variant, _ in jobs}
     assert {target.arch for _, target in jobs} == {"sm_90a"}
 
@@ -55,5 +54,6 @@ def test_bundle_gets_all_variants(monkeypatch, tmp_path):
     monkeypatch.setattr(aot, "write_bundle", lambda *a, **k: seen.append((a, k)))
     fovea.precompile(*meta(64), bundle=tmp_path, workers=1)
     ((variants, targets, folder), keywords) = seen[0]
-    assert (len(variants), len(targets), folder) == (2, 1, tmp_path)
+    (kernel,) = (k for k in fovea.explain(*meta(64)).kernels if k.lack is None)
+    assert (len(variants), len(targets), folder) == (len(kernel.variants), 1, tmp_path)
     assert keywords == {"workers": 1}
