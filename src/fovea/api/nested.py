@@ -20,7 +20,10 @@ def is_jagged(q: Tensor, k: Tensor, v: Tensor) -> bool:
     Raises:
         TypeError: some are, some are not, or the layout is another.
     """
-    if not any(getattr(tensor, "is_nested", False) for tensor in (q, k, v)):
+    try:
+        if not (q.is_nested or k.is_nested or v.is_nested):
+            return False
+    except AttributeError:  # no tensor: the checks of a dense call say so
         return False
     layouts = [getattr(tensor, "layout", None) for tensor in (q, k, v)]
     if all(layout is torch.strided for layout in layouts):

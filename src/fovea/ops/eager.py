@@ -58,8 +58,11 @@ def needs_gradient(problem: AttentionProblem) -> bool:
         return True
     if problem.sink is not None and problem.sink.requires_grad:
         return True
-    mod = problem.score_mod
-    return mod is not None and any(capture.requires_grad for capture in mod.captures)
+    if problem.score_mod is not None:
+        for capture in problem.score_mod.captures:
+            if capture.requires_grad:
+                return True
+    return False
 
 
 def tensors_of(problem: AttentionProblem) -> list[Tensor | None]:

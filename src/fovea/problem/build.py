@@ -175,7 +175,7 @@ def _finish(
 def _normal_deterministic(deterministic: object) -> tuple[bool, bool]:
     """Return (wanted, whether a backend that cannot only warns)."""
     if deterministic is None:
-        if not torch.are_deterministic_algorithms_enabled():
+        if not torch._C._get_deterministic_algorithms():  # pyright: ignore[reportPrivateUsage]
             return False, False
         return True, torch.is_deterministic_algorithms_warn_only_enabled()
     if not isinstance(deterministic, bool):
