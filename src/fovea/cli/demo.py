@@ -131,9 +131,12 @@ def _emulator(console: Console) -> None:
     call = make_call(EMULATED_SHAPE, EMULATED_WINDOW, torch.device("cpu"))
     problem = make_dense(call.q, call.k, call.v, Request(**call.keywords))
     done = emulate(problem, compile_forward(problem, SM90), seed=0)
-    console.print(f"[bold]Emulator[/]  that kernel's PTX on this CPU, {call.text}")
     console.print(
-        f"{done.seconds:.1f} s, {done.count('instructions.')} warp instructions, "
-        f"{done.count('mma_flops.') / 1e6:.0f} MFLOP of wgmma, no race, no fault; "
-        f"max error against float64 {done.accuracy}"
+        f"[bold]Emulator[/]  that kernel's PTX on this CPU, {call.text}: no fault, no race"
     )
+    console.print(
+        f"  {done.seconds:.1f} s, {done.count('instructions.')} warp instructions, "
+        f"{done.count('instructions.mma')} of them wgmma, "
+        f"{done.count('tensor_load_bytes') / 1024:.0f} KiB loaded by TMA"
+    )
+    console.print(f"  max error against float64 {done.accuracy}")

@@ -53,7 +53,7 @@ def run(
     console.print(f"{wanted}, kernel {kernel.artifact.record.name}", highlight=False)
     console.print(resource_table(kernel))
     table = Table(box=None, pad_edge=False)
-    headings = ("seed", "max error", "plain", "instructions", "MMA MFLOP", "ex2", "steps", "s")
+    headings = ("seed", "max error", "plain", "instructions", "wgmma", "TMA KiB", "steps", "s")
     for heading in headings:
         table.add_column(heading, justify="right")
     for seed in range(seeds):
@@ -69,8 +69,8 @@ def run(
             f"{done.accuracy.error:.2e}",
             f"{done.accuracy.plain_error:.2e}",
             str(done.count("instructions.")),
-            f"{done.count('mma_flops.') / 1e6:.1f}",
-            str(done.count("mufu.ex2")),
+            str(done.count("instructions.mma")),
+            f"{done.count('tensor_load_bytes') / 1024:.0f}",
             str(done.steps),
             f"{done.seconds:.1f}",
         )

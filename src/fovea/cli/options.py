@@ -10,9 +10,7 @@ import typer
 
 from fovea.cli.call import WORDS, Call, Shape, parse_mod, parse_window, parse_words
 
-Words = Annotated[
-    list[str] | None, typer.Argument(metavar="CALL", help=WORDS, show_default=False)
-]
+Words = Annotated[list[str] | None, typer.Argument(metavar="CALL", help=WORDS, show_default=False)]
 Causal = Annotated[bool, typer.Option("--causal", help="Bottom-right aligned causal mask.")]
 Window = Annotated[
     str | None,

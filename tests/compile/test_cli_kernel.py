@@ -1,0 +1,47 @@
+"""The resource table of a real kernel, and `fovea compile`."""
+
+import pytest
+import torch
+
+from fovea.arch import SM90, SM100
+from fovea.cli.call import Call, Shape
+from fovea.cli.disassembly import find_nvdisasm
+from fovea.cli.kernel import compile_forward, resource_table
+from fovea.errors import UnsupportedError
+from fovea.problem import Request, make_dense
+
+pytest.importorskip("rich", reason="the extra cli is not installed")
+
+SHAPE = Shape(batch=1, heads_q=1, heads_kv=1, seqlen_q=64, seqlen_kv=64, head_dim=64, head_dim_v=64)
+
+
+def _problem():
+    call = Call(shape=SHAPE, dtype=torch.bfloat16, keywords={})
+    return make_dense(*call.make_inputs(torch.device("cpu")), Request(causal=True))
+
+
+def test_kernel_is_compiled_once_and_its_table_tells_its_record():
+    kernel = compile_forward(_problem(), SM90)
+    assert not kernel.was_cached
+    assert compile_forward(_problem(), SM90).was_cached
+    (resources,) = kernel.artifact.record.kernels.values()
+    table = resource_table(kernel)
+    names, values = (list(column.cells) for column in table.columns)
+    rows = dict(zip(names, values, strict=True))
+    assert rows["threads"].startswith(str(resources.threads))
+    assert rows["registers"].startswith(str(resources.registers))
+    assert rows["stack and local"].startswith(str(resources.stack_bytes + resources.local_bytes))
+    if find_nvdisasm() is None:
+        assert kernel.counts is None
+        return
+    counts = kernel.counts
+    # S = Q K^T and O += P V, each once in the source of the loop at least.
+    assert counts.wgmma >= 2 * SHAPE.head_dim // 16
+    assert counts.exp2 > 0
+    assert counts.tma > 0
+    assert (counts.local_accesses == 0) == (resources.stack_bytes + resources.local_bytes == 0)
+
+
+def test_architecture_without_a_kernel_raises_with_the_way_out():
+    with pytest.raises(UnsupportedError, match=r"sm100.*reference"):
+        compile_forward(_problem(), SM100)

@@ -1,0 +1,39 @@
+"""`fovea emulate`: the kernel's own PTX, judged against float64."""
+
+import torch
+
+from fovea.arch import SM90
+from fovea.cli.call import Call, Shape
+from fovea.cli.demo import EMULATED_SHAPE, EMULATED_WINDOW
+from fovea.cli.demo_call import make_call
+from fovea.cli.emulation import emulate
+from fovea.cli.kernel import compile_forward
+from fovea.problem import Request, make_dense
+
+CPU = torch.device("cpu")
+
+
+def _within_budget(done) -> bool:
+    # Twice plain attention's error, and one rounding of an output of the size of 1 in bf16.
+    return done.accuracy.error <= 2 * done.accuracy.plain_error + 2**-8
+
+
+def test_demo_call_runs_on_the_emulator_within_the_error_budget():
+    call = make_call(EMULATED_SHAPE, EMULATED_WINDOW, CPU)
+    problem = make_dense(call.q, call.k, call.v, Request(**call.keywords))
+    done = emulate(problem, compile_forward(problem, SM90), seed=0)
+    assert _within_budget(done)
+    assert done.count("instructions.mma") > 0
+
+
+def test_output_is_the_same_under_another_schedule():
+    shape = Shape(
+        batch=1, heads_q=2, heads_kv=1, seqlen_q=70, seqlen_kv=133, head_dim=64, head_dim_v=64
+    )
+    call = Call(shape=shape, dtype=torch.float16, keywords={})
+    problem = make_dense(*call.make_inputs(CPU), Request(causal=True))
+    kernel = compile_forward(problem, SM90)
+    first, other = (emulate(problem, kernel, seed=seed) for seed in (0, 1))
+    assert _within_budget(first)
+    assert first.accuracy == other.accuracy
+    assert first.steps != other.steps  # the schedules did differ
