@@ -119,7 +119,8 @@ def _visit(value: Any, name: str, found: Survey, key: list[Any], free: bool, dep
             found.names.append(name)
             key.append(kind)
         else:
-            key.append((kind, value if value == value else "nan"))
+            # by its bits: 0.0 equals -0.0, and NaN nothing
+            key.append((kind, value if kind is int else value.hex()))
     elif isinstance(value, Tensor):
         found.tensors.append(value)
         key.append((kind, value.dtype, value.dim(), value.requires_grad))
@@ -316,8 +317,10 @@ def reuse(found: Survey) -> Plan | None:
 
 
 def same(a: bool | int | float, b: bool | int | float) -> bool:
-    """Return whether two numbers are equal, NaN included."""
-    return a == b or (a != a and b != b)
+    """Return whether two numbers are one: NaN is itself, 0.0 is not -0.0."""
+    if a == b:
+        return a != 0 or math.copysign(1, a) == math.copysign(1, b)
+    return a != a and b != b
 
 
 def remember(found: Survey, plan: Plan) -> None:

@@ -78,6 +78,15 @@ class Tracer:
             "and numbers); turn it into a tensor outside the mod"
         )
 
+    def readmitted(self, value: Any) -> Any:
+        """Return an argument; what escaped from the tracer in Dynamo is traced again."""
+        if isinstance(value, tuple):
+            return tuple([self.readmitted(part) for part in value])  # pyright: ignore[reportUnknownVariableType]
+        if isinstance(value, Tensor) and not isinstance(value, Traced):
+            if value.device.type == "meta" and escaped(value) is not None:
+                return self.make(self.recovered(value))
+        return value
+
     def recovered(self, value: Tensor) -> Term:
         """Return a captured tensor's term, or what Dynamo computed without asking us."""
         found = escaped(value)
@@ -199,6 +208,8 @@ class Tracer:
 
     def apply(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the traced result, or the plain one where nothing traced is involved."""
+        if self.compiling:
+            args = tuple([self.readmitted(value) for value in args])
         if not self.involves_traced(args, kwargs):
             if function in FACTORIES and FACTORIES[function][0](args, kwargs):
                 return self.wrap(FACTORIES[function][1](self, *args, **kwargs))
