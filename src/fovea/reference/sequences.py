@@ -145,7 +145,7 @@ def _span(starts: list[int] | None, used: list[int] | None, i: int) -> Span:
 
 
 def _host(x: Tensor | None) -> list[int] | None:
-    return None if x is None else [int(value) for value in x.tolist()]
+    return None if x is None else [int(value) for value in x.cpu()]
 
 
 def join_packed(

@@ -311,12 +311,9 @@ def _through_mods(
         terms.scores,
         [terms.raw, *leaves],
         grad_outputs=torch.where(is_live, ds, 0.0),
-        allow_unused=True,
+        materialize_grads=True,
     )
-    pulled = [
-        torch.zeros_like(x) if grad is None else grad.abs().nan_to_num()
-        for x, grad in zip([terms.raw, *leaves], found, strict=True)
-    ]
+    pulled = [grad.abs().nan_to_num() for grad in found]
     return tuple(pulled[1:]), pulled[0].detach()
 
 

@@ -110,7 +110,8 @@ def paged(sequences: Sequence[Tensor], page_size: int, *, seed: int = 0) -> Page
     counts = [-(-x.shape[0] // page_size) for x in sequences]
     # One page more than needed, so that some page belongs to nobody.
     num_pages = sum(counts) + 1
-    order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(seed)).tolist()
+    permutation = torch.randperm(num_pages, generator=torch.Generator().manual_seed(seed))
+    order = [int(page) for page in permutation]
     first = sequences[0]
     pages = first.new_full((num_pages, page_size, *first.shape[1:]), torch.nan)
     width = max([*counts, 1]) + 1

@@ -104,3 +104,11 @@ def test_scale_defaults_to_one_over_the_root_of_head_dim():
     torch.testing.assert_close(
         fovea.attention(q, k, v), fovea.attention(q, k, v, scale=8**-0.5), rtol=0, atol=0
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_row_sums_of_unrounded_exponentials_give_lse_to_float32_precision(dtype):
+    q, k, v = dense_qkv(Shape(batch=1, seqlen_q=16, seqlen_kv=300, heads_q=2), dtype=dtype)
+    _, aux = fovea.attention(q, k, v, return_aux=LSE)
+    expected = spelled_out(*(x.double() for x in (q, k, v))).lse
+    torch.testing.assert_close(aux.lse.double(), expected, rtol=1e-6, atol=1e-6)

@@ -60,24 +60,19 @@ def test_dead_rows_add_exactly_nothing_to_any_gradient(dtype, options):
         assert bool(all_rows.isfinite().all())
 
 
-def test_dead_rows_drop_even_a_nan_that_flows_into_them():
+@pytest.mark.parametrize("options", WAYS.values(), ids=WAYS.keys())
+def test_dead_rows_drop_even_a_nan_that_flows_into_them(options):
     # The gradient of a loss on lse = -inf is rarely finite; it belongs to a constant.
-    q, k, v = (x.requires_grad_() for x in dense_qkv(SHAPE))
-    out, aux = fovea.attention(q, k, v, mask_mod=_hides_dead_rows, return_aux=AUX)
-    weight = torch.ones_like(out)
-    weight[:, DEAD] = torch.nan
-    dlse = torch.ones_like(aux.lse)
-    dlse[..., DEAD] = torch.nan
-    found = torch.autograd.grad([out, aux.lse], [q, k, v], [weight, dlse])
-    clean = torch.autograd.grad(
-        fovea.attention(q, k, v, mask_mod=_hides_dead_rows, return_aux=AUX)[0].sum()
-        + fovea.attention(q, k, v, mask_mod=_hides_dead_rows, return_aux=AUX)[1]
-        .lse[..., ~DEAD]
-        .sum(),
-        [q, k, v],
-    )
-    for ours, expected in zip(found, clean, strict=True):
-        torch.testing.assert_close(ours, expected)
+    def gradients(fill):
+        leaves = [x.requires_grad_() for x in dense_qkv(SHAPE)]
+        out, aux = fovea.attention(*leaves, return_aux=AUX, **options)
+        dout, dlse = torch.ones_like(out), torch.ones_like(aux.lse)
+        dout[:, DEAD], dlse[..., DEAD] = fill, fill
+        return torch.autograd.grad([out, aux.lse], leaves, [dout, dlse])
+
+    for with_nan, clean in zip(gradients(torch.nan), gradients(0.0), strict=True):
+        assert torch.equal(with_nan, clean)
+        assert bool(clean.isfinite().all())
 
 
 def test_dead_rows_give_captured_tensors_exactly_nothing():
