@@ -127,8 +127,15 @@ class RaceError(Fault):
         rule: which rule was broken, e.g. "generic write before async read needs fence.proxy.async".
     """
 
-    def __init__(self, message: str, where: Where | None = None, other: str = "", rule: str = ""):
-        super().__init__(message, where, other)
+    def __init__(
+        self,
+        message: str,
+        where: Where | None = None,
+        other: str = "",
+        rule: str = "",
+        last_writer: str = "",
+    ):
+        super().__init__(message, where, last_writer)
         self.other = other
         self.rule = rule
 

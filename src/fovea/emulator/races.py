@@ -186,6 +186,7 @@ class Shadow:
             access.warp.where(access.instruction, address=cell, space="cell"),
             other,
             rule,
+            other if earlier == "write" else "",
         )
 
 

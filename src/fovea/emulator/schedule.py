@@ -345,15 +345,12 @@ def _translated(
 
 
 def _sources(instruction: Instruction) -> Iterable[syntax.Register]:
-    """Yield the registers an instruction reads, and last those of its first operand.
-
-    The first operand is a destination in most instructions: it is the culprit only if no other is.
-    """
+    """Yield the registers an instruction reads: all but a destination in first place."""
     if instruction.guard is not None:
         yield instruction.guard.register
-    operands = list(instruction.operands.values())
-    for operand in operands[1:] + operands[:1]:
-        yield from registers_of(operand)
+    for position, operand in enumerate(instruction.operands.values()):
+        if position or isinstance(operand, syntax.Memory):
+            yield from registers_of(operand)
 
 
 def _instruction_of(error: BaseException, segment: Any) -> Instruction | None:

@@ -28,6 +28,10 @@ def _wrap_decrement(old: Array, limit: Array) -> Array:
     return np.where((old == 0) | (old > limit), limit, old - old.dtype.type(1))
 
 
+def _add_f32(old: Array, new: Array) -> Array:
+    return fp.canonical_f32(old + new)
+
+
 _INTEGER: dict[str, Combine] = {
     "add": np.add,
     "min": np.minimum,
@@ -55,7 +59,7 @@ def combine(name: str, ptx_type: str) -> tuple[Combine, Any]:
     if ptx_type.removesuffix("x2") in ("f16", "bf16"):
         return _half(ptx_type.removesuffix("x2"), name), np.dtype(np.uint16)
     if ptx_type == "f32":
-        return np.add if name == "add" else _INTEGER[name], np.dtype(np.float32)
+        return (_add_f32 if name == "add" else _INTEGER[name]), np.dtype(np.float32)
     return _INTEGER[name], numpy_dtype(ptx_type)
 
 
@@ -119,7 +123,7 @@ def _values(ins: Instruction, ptx_type: str, names: str) -> Callable[[Any], list
         ]
         for name in names.split()
     ]
-    unsigned = np.dtype(raw)
+    unsigned = numpy_dtype(raw)
     return lambda w: [np.array([read(w).view(unsigned) for read in group]) for group in readers]
 
 

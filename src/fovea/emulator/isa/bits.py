@@ -13,7 +13,8 @@ import numpy as np
 from fovea.emulator.isa.instruction import Array
 
 CANONICAL_F32 = np.uint32(0x7FFFFFFF)
-CANONICAL_F64 = np.uint64(0x7FF8000000000000)  # measured on sm_90: f64 NaNs keep this pattern
+DEFAULT_NAN_F64 = np.uint64(0xFFF8000000000000)
+QUIET_F64 = np.uint64(0x0008000000000000)
 CANONICAL_HALF = np.uint16(0x7FFF)
 
 _SIGN_F32 = np.uint32(0x80000000)
@@ -27,10 +28,20 @@ def canonical_f32(value: Array) -> Array:
     return bits.view(np.float32)
 
 
-def canonical_f64(value: Array) -> Array:
-    """Return a copy with every NaN replaced by the canonical one."""
-    bits = value.view(np.uint64).copy()
-    bits[np.isnan(value)] = CANONICAL_F64
+def nan_f64(result: Array, *operands: Array) -> Array:
+    """Return a float64 result with NaNs as the unit makes them.
+
+    The first NaN among the operands is passed on, made quiet; an invalid operation gives the
+    negative default NaN (both measured on sm_90).
+    """
+    is_nan = np.isnan(result)
+    if not is_nan.any():
+        return result
+    bits = result.view(np.uint64).copy()
+    bits[is_nan] = DEFAULT_NAN_F64
+    for operand in reversed(operands):
+        chosen = is_nan & np.isnan(operand)
+        bits[chosen] = operand.view(np.uint64)[chosen] | QUIET_F64
     return bits.view(np.float64)
 
 
@@ -182,7 +193,9 @@ def fma_f32_mode(a: Array, b: Array, c: Array, mode: str) -> Array:
     wide = c.astype(np.float64)
     total, error = two_sum(product, wide)
     result = round_pair(total, error, mode)
-    result = exact_zero_sign(result, (product == -wide) & (product != 0), mode)
+    cancelled = (product == -wide) & np.isfinite(product)
+    opposite = (product != 0) | (np.signbit(product) != np.signbit(wide))
+    result = exact_zero_sign(result, cancelled & opposite, mode)
     return canonical_f32(result) if np.isnan(result).any() else result
 
 
@@ -198,10 +211,9 @@ def add_f32_mode(a: Array, b: Array, mode: str) -> Array:
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
     total, error = two_sum(wide_a, wide_b)
     result = round_pair(total, error, mode)
-    result = exact_zero_sign(result, (wide_a == -wide_b) & (wide_a != 0), mode)
-    if mode == "rm":
-        opposite = (a == 0) & (b == 0) & (np.signbit(a) != np.signbit(b))
-        result = np.where(opposite, np.float32(-0.0), result)
+    cancelled = (wide_a == -wide_b) & np.isfinite(wide_a)
+    opposite = (wide_a != 0) | (np.signbit(a) != np.signbit(b))
+    result = exact_zero_sign(result, cancelled & opposite, mode)
     return canonical_f32(result) if np.isnan(result).any() else result
 
 
@@ -224,8 +236,10 @@ def f32_to_tf32(value: Array, mode: str) -> Array:
         rounded = bits + np.uint32(0x0FFF) + ((bits >> np.uint32(13)) & np.uint32(1))
     else:
         rounded = bits
-    result = rounded & np.uint32(0xFFFFE000)
-    return np.where(np.isfinite(value), result, np.where(np.isnan(value), CANONICAL_F32, bits))
+    kept = np.uint32(0xFFFFE000)
+    # measured on sm_90: .rna passes a NaN on, cut to 10 fraction bits; the others make one
+    nan = bits & kept if mode == "rna" else CANONICAL_F32 & kept
+    return np.where(np.isfinite(value), rounded & kept, np.where(np.isnan(value), nan, bits))
 
 
 class SmallFloat:
@@ -292,6 +306,37 @@ E2M1 = SmallFloat(2, 1, 1, "none")
 E2M3 = SmallFloat(2, 3, 1, "none")
 E3M2 = SmallFloat(3, 2, 3, "none")
 SMALL_FLOATS = {"e4m3": E4M3, "e5m2": E5M2, "e2m1": E2M1, "e2m3": E2M3, "e3m2": E3M2}
+
+
+def nan_f64_to_f32(value: Array, result: Array) -> Array:
+    """Return a narrowed float64 with the top of each NaN's payload kept."""
+    is_nan = np.isnan(value)
+    if not is_nan.any():
+        return result
+    wide = value.view(np.uint64)
+    sign = (wide >> np.uint64(32)).astype(np.uint32) & _SIGN_F32
+    payload = (wide >> np.uint64(29)).astype(np.uint32) & np.uint32(0x3FFFFF)
+    bits = sign | np.uint32(0x7FC00000) | payload
+    return np.where(is_nan, bits, result.view(np.uint32)).view(np.float32)
+
+
+def nan_f32_to_f64(value: Array, result: Array) -> Array:
+    """Return a widened float32 with each NaN's sign and payload kept, made quiet."""
+    is_nan = np.isnan(value)
+    if not is_nan.any():
+        return result
+    bits = value.view(np.uint32).astype(np.uint64)
+    wide = (bits & np.uint64(0x80000000)) << np.uint64(32)
+    wide |= np.uint64(0x7FF8000000000000) | (bits & np.uint64(0x7FFFFF)) << np.uint64(29)
+    return np.where(is_nan, wide, result.view(np.uint64)).view(np.float64)
+
+
+def nan_f64_to_f16(value: Array, result: Array) -> Array:
+    """Return float64 narrowed to f16 bits with the top of each NaN's payload kept."""
+    wide = value.view(np.uint64)
+    sign = (wide >> np.uint64(48)).astype(np.uint16) & np.uint16(0x8000)
+    payload = (wide >> np.uint64(42)).astype(np.uint16) & np.uint16(0x1FF)
+    return np.where(np.isnan(value), sign | np.uint16(0x7E00) | payload, result)
 
 
 def pack_bf16x2(high: Array, low: Array) -> Array:

@@ -11,7 +11,7 @@ import numpy as np
 from fovea.emulator.errors import UninitialisedRead
 from fovea.emulator.isa import instruction
 from fovea.emulator.isa.instruction import ALL_LANES, Array, Instruction, merge
-from fovea.emulator.ptx.types import LANES
+from fovea.emulator.ptx.types import LANES, numpy_dtype
 
 _FLAG = "carry"
 _TYPES = "u32 s32 u64 s64"
@@ -43,7 +43,7 @@ def _extended(ins: Instruction, names: str, combine: Any, has_carry_in: bool) ->
         carries = _read_flag(ins, w) if has_carry_in else [0] * LANES
         columns = [read(w).tolist() for read in reads]
         sums = [combine(*values, carry) for *values, carry in zip(*columns, carries)]
-        write(w, mask, np.array([total & full for total in sums], np.dtype(raw)))
+        write(w, mask, np.array([total & full for total in sums], numpy_dtype(raw)))
         if sets_flag:
             _write_flag(w, mask, [int(not 0 <= total <= full) for total in sums])
 

@@ -205,7 +205,7 @@ def cvt_to_integral_float(ins: Instruction) -> Inline:
             return np.where(np.isnan(result), np.float16(np.nan), result)
         if not np.isnan(result).any():
             return result
-        return fp.canonical_f32(result) if dtype == "f32" else fp.canonical_f64(result)
+        return fp.canonical_f32(result) if dtype == "f32" else fp.nan_f64(result, a)
 
     return _convert(ins, function, dtype, atype)
 
@@ -214,8 +214,7 @@ def cvt_to_integral_float(ins: Instruction) -> Inline:
 
 
 def _f64_to_f32(a: Array, mode: str) -> Array:
-    result = fp.round_pair(a, np.zeros_like(a), mode)
-    return fp.canonical_f32(result) if np.isnan(result).any() else result
+    return fp.nan_f64_to_f32(a, fp.round_pair(a, np.zeros_like(a), mode))
 
 
 def _f64_to_odd_f32(a: Array) -> Array:
@@ -244,16 +243,21 @@ def cvt_float(ins: Instruction) -> Inline:
             value = fp.saturate(value)
         if dtype in ("f16", "bf16"):
             if atype == "f64":
-                value = _f64_to_odd_f32(value)
+                half = fp.f32_to_half[dtype](_f64_to_odd_f32(value), mode)
+                half = fp.nan_f64_to_f16(value, half) if dtype == "f16" else half
+                return half.view(numpy_dtype(dtype))
             value = _clamp(ins, value, dtype)
             return fp.f32_to_half[dtype](value, mode).view(numpy_dtype(dtype))
         if dtype == "f32":
             if atype == "f64":
                 value = _f64_to_f32(value, mode)
                 return fp.flush_f32(value) if has_ftz else value
-            return fp.canonical_f32(value) if np.isnan(value).any() else value
-        result = value.astype(np.float64)
-        return fp.canonical_f64(result) if np.isnan(result).any() else result
+            if atype == "bf16" or not np.isnan(value).any():
+                return value
+            return fp.canonical_f32(value)
+        return fp.nan_f32_to_f64(value, value.astype(np.float64)) if atype == "f32" else (
+            value.astype(np.float64)
+        )
 
     return _convert(ins, function, dtype, atype)
 

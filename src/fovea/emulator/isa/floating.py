@@ -138,13 +138,15 @@ def div_approx(ins: Instruction) -> Inline:
 @instruction("abs{.ftz}.f32 d, a", "neg{.ftz}.f32 d, a", source="PTX ISA 9.7.3.9-10",
              evidence="manual-only")  # fmt: skip
 def abs_neg(ins: Instruction) -> Inline:
-    """d = |a| or -a; the sign bit alone changes."""
+    """d = |a| or -a; a NaN becomes the canonical one."""
     is_abs = ins.opcode.startswith("abs")
 
     def function(a: Array) -> Array:
         pattern = a.view(np.uint32)
-        result = pattern & np.uint32(0x7FFFFFFF) if is_abs else pattern ^ np.uint32(0x80000000)
-        return result.view(np.float32)
+        changed = pattern & np.uint32(0x7FFFFFFF) if is_abs else pattern ^ np.uint32(0x80000000)
+        result = changed.view(np.float32)
+        check = result.dot(result)
+        return fp.canonical_f32(result) if check != check else result
 
     return _apply(ins, _finish(ins, function), "a", "f32")
 
@@ -186,7 +188,8 @@ def minimum_maximum(ins: Instruction) -> Inline:
         def function(a: Array, b: Array) -> Array:  # noqa: F811
             sign = (a.view(np.uint32) ^ b.view(np.uint32)) & np.uint32(0x80000000)
             chosen = pair(np.abs(a), np.abs(b))
-            return (chosen.view(np.uint32) & np.uint32(0x7FFFFFFF) | sign).view(np.float32)
+            signed = chosen.view(np.uint32) & np.uint32(0x7FFFFFFF) | sign
+            return np.where(np.isnan(chosen), chosen, signed.view(np.float32))
     if "c" in ins.operands:
         inner = function
         return _apply(
@@ -206,7 +209,8 @@ def testp(ins: Instruction) -> Inline:
         "infinite": np.isinf,
         "number": lambda a: ~np.isnan(a),
         "notanumber": np.isnan,
-        "normal": lambda a: np.isfinite(a) & (np.abs(a) >= least),
+        # zero counts as normal (sm_90)
+        "normal": lambda a: np.isfinite(a) & ((np.abs(a) >= least) | (a == 0)),
         "subnormal": lambda a: (np.abs(a) < least) & (a != 0),
     }[ins["op"]]
     name = ins.program.bind(function, "f")
@@ -326,9 +330,21 @@ def _exact_f64(name: str, a: Array, b: Array, c: Array | None, mode: str) -> Arr
         exact = x + y if name == "add" else x * y + z if name == "fma" else x * y
         if exact != 0:
             result[lane] = round_fraction(exact, mode)
-        elif mode == "rm" and name != "mul" and (x != 0 or y != 0):
+        elif mode == "rm" and name != "mul" and not _is_plus_zero_sum(name, a, b, third, lane):
             result[lane] = -0.0
-    return fp.canonical_f64(result) if np.isnan(result).any() else result
+    if c is None:
+        return fp.nan_f64(result, a, b)
+    # an overflowing product must not meet an infinite addend as an infinity
+    lost = np.isfinite(a) & np.isfinite(b) & np.isinf(c)
+    return fp.nan_f64(np.where(lost, c, result), a, b, c)
+
+
+def _is_plus_zero_sum(name: str, a: Array, b: Array, c: Array, lane: int) -> bool:
+    """Return whether an exact zero sum is of two +0 terms, the only sum that stays +0 in rm."""
+    first, second = (a[lane], b[lane]) if name == "add" else (a[lane] * b[lane], c[lane])
+    is_exact_zero = name == "add" or a[lane] == 0 or b[lane] == 0
+    terms = (first, second)
+    return is_exact_zero and all(t == 0 and not np.signbit(t) for t in terms)
 
 
 def round_fraction(exact: Fraction, mode: str) -> float:
@@ -356,8 +372,7 @@ def add_sub_mul_f64(ins: Instruction) -> Inline:
     ufunc = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[name]
 
     def nearest(a: Array, b: Array) -> Array:
-        result = ufunc(a, b)
-        return fp.canonical_f64(result) if np.isnan(result).any() else result
+        return fp.nan_f64(ufunc(a, b), a, b)
 
     def directed(a: Array, b: Array) -> Array:
         if name == "sub":
@@ -377,8 +392,7 @@ def fma_f64(ins: Instruction) -> Inline:
 
 def _unary_f64(ufunc: Any) -> Callable[..., Array]:
     def function(*operands: Array) -> Array:
-        result = ufunc(*operands)
-        return fp.canonical_f64(result) if np.isnan(result).any() else result
+        return fp.nan_f64(ufunc(*operands), *operands)
 
     return function
 
@@ -403,8 +417,9 @@ def rcp_f64(ins: Instruction) -> Inline:
 
 @instruction("abs.f64 d, a", "neg.f64 d, a", source="PTX ISA 9.7.3.9-10", evidence="manual-only")
 def abs_neg_f64(ins: Instruction) -> Inline:
-    """d = |a| or -a in double precision."""
-    return _apply(ins, np.abs if ins.opcode.startswith("abs") else np.negative, "a", "f64")
+    """d = |a| or -a in double precision; a NaN is passed on."""
+    change = np.abs if ins.opcode.startswith("abs") else np.negative
+    return _apply(ins, lambda a: np.where(np.isnan(a), a, change(a)), "a", "f64")
 
 
 @instruction("min.f64 d, a, b", "max.f64 d, a, b", source="PTX ISA 9.7.3.11-12",

@@ -120,10 +120,16 @@ def fma_half(ins: Instruction) -> Inline:
 @instruction("neg{.ftz}.type d, a", "abs{.ftz}.type d, a", source="PTX ISA 9.7.4.5-6",
              evidence="manual-only", type=_TYPES)  # fmt: skip
 def neg_abs_half(ins: Instruction) -> Inline:
-    """d = -a or |a|: the sign bit alone changes."""
-    if ins.opcode.startswith("neg"):
-        return _lift(ins, lambda a: a ^ np.uint16(0x8000), "a")
-    return _lift(ins, lambda a: a & np.uint16(0x7FFF), "a")
+    """d = -a or |a|; a NaN becomes the canonical one."""
+    infinity = np.uint16(0x7C00 if _element(ins["type"]) == "f16" else 0x7F80)
+    is_neg = ins.opcode.startswith("neg")
+
+    def function(a: Array) -> Array:
+        magnitude = a & np.uint16(0x7FFF)
+        changed = a ^ np.uint16(0x8000) if is_neg else magnitude
+        return np.where(magnitude > infinity, fp.CANONICAL_HALF, changed)
+
+    return _lift(ins, function, "a")
 
 
 @instruction("min{.ftz}{.NaN}{.xorsign.abs}.type d, a, b{, c}",
@@ -147,8 +153,9 @@ def minimum_maximum_half(ins: Instruction) -> Inline:
         result = np.where(both_zero, a & b if is_max else a | b, result)
         result = np.where(np.isnan(y), a, np.where(np.isnan(x), b, result))
         nan = np.isnan(x) | np.isnan(y) if keeps_nan else np.isnan(x) & np.isnan(y)
-        result = np.where(nan, fp.CANONICAL_HALF, result)
-        return (result & np.uint16(0x7FFF)) | sign if has_xorsign else result
+        if has_xorsign:
+            result = (result & np.uint16(0x7FFF)) | sign
+        return np.where(nan, fp.CANONICAL_HALF, result)
 
     if "c" in ins.operands:
         return _lift(ins, lambda a, b, c: pair(pair(a, b), c), "a b c")

@@ -212,14 +212,16 @@ def div(ins: Instruction) -> Inline:
     return _call(ins, _divide, "a b", t, t)
 
 
-@instruction("rem.type d, a, b", source="PTX ISA 9.7.1.9", evidence="manual-only",
+@instruction("rem.type d, a, b", source="PTX ISA 9.7.1.9", evidence="silicon-sm90",
              type=_INT16_TO_64)  # fmt: skip
 def rem(ins: Instruction) -> Inline:
-    """d = a - b * (a / b)."""
+    """d = a - b * (a / b); all ones where b is 0, as silicon gives."""
     t = ins["type"]
-    return _call(
-        ins, lambda a, b: np.where(b == 0, a, a - b * _divide(a, b)), "a b", t, t
-    )
+
+    def function(a: Array, b: Array) -> Array:
+        return np.where(b == 0, np.array(-1).astype(a.dtype), a - b * _divide(a, b))
+
+    return _call(ins, function, "a b", t, t)
 
 
 @instruction("abs.type d, a", source="PTX ISA 9.7.1.10", evidence="manual-only",

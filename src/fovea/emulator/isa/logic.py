@@ -164,7 +164,7 @@ _PRMT_MODES = {
     "f4e": lambda s: [s, s + 1, s + 2, s + 3],
     "b4e": lambda s: [s, s - 1, s - 2, s - 3],
     "rc8": lambda s: [s, s, s, s],
-    "ecl": lambda s: [0 if s == 0 else max(i, s) for i in range(4)],
+    "ecl": lambda s: [max(i, s) for i in range(4)],
     "ecr": lambda s: [min(i, s) for i in range(4)],
     "rc16": lambda s: [2 * (s & 1), 2 * (s & 1) + 1] * 2,
 }

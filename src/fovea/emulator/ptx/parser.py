@@ -11,7 +11,7 @@ from fovea.emulator.errors import PtxError
 from fovea.emulator.ptx import syntax
 from fovea.emulator.ptx.lexer import Token, tokenize
 from fovea.emulator.ptx.scope import Scope
-from fovea.emulator.ptx.types import REGISTER_TYPES, is_scalar_type, size_bytes
+from fovea.emulator.ptx.types import REGISTER_TYPES, SPECIAL_REGISTERS, is_scalar_type, size_bytes
 
 _SPACES = ("reg", "shared", "global", "const", "local", "param", "sreg")
 _LINKAGE = (".extern", ".visible", ".weak", ".common")
@@ -410,16 +410,16 @@ class _Parser:
             return register
         if token.text == "WARP_SZ":
             return syntax.Immediate(32)
-        if token.text.startswith("%"):
+        unique = scope.variable(token.text)
+        if unique is None and token.text.startswith("%"):
+            if token.text.partition(".")[0] not in SPECIAL_REGISTERS:
+                self._fail(f"register {token.text} is not declared", token)
             return syntax.SpecialRegister(token.text)
         offset = 0
         if self._token.text in "+-" and self._token.kind == "punctuation":
             sign = -1 if self._next().text == "-" else 1
             offset = sign * int(self._next().text, 0)
-        unique = scope.variable(token.text)
-        if unique is not None:
-            return syntax.Symbol(unique, offset)
-        return syntax.Symbol(token.text, offset)
+        return syntax.Symbol(unique or token.text, offset)
 
     def _memory(self, scope: Scope) -> syntax.Memory:
         token = self._expect("[")

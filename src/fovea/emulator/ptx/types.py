@@ -47,6 +47,16 @@ REGISTER_TYPES = frozenset(
     + ["f16", "bf16", "f16x2", "bf16x2", "f32", "f64"]
 )
 
+# PTX ISA 10; `%pm0` and environment registers are left out: nothing here could answer them
+SPECIAL_REGISTERS = frozenset(
+    """%tid %ntid %laneid %warpid %nwarpid %ctaid %nctaid %smid %nsmid %gridid
+    %is_explicit_cluster %clusterid %nclusterid %cluster_ctaid %cluster_nctaid %cluster_ctarank
+    %cluster_nctarank %lanemask_eq %lanemask_le %lanemask_lt %lanemask_ge %lanemask_gt %clock
+    %clock_hi %clock64 %globaltimer %globaltimer_lo %globaltimer_hi %reserved_smem_offset_begin
+    %reserved_smem_offset_end %reserved_smem_offset_cap %total_smem_size %aggr_smem_size
+    %dynamic_smem_size""".split()
+)
+
 
 def numpy_dtype(ptx_type: str) -> np.dtype:
     """Return the numpy dtype that carries one lane of `ptx_type`.

@@ -1,0 +1,129 @@
+"""Faults: what a kernel does wrong is reported with line, warp, lane and address."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fovea import emulator
+from fovea.emulator import Options
+
+HEAD = """.version 8.7
+.target sm_90a
+.address_size 64
+"""
+
+
+def run(body: str, *args: Any, block: int = 32, signature: str = "", **more: Any) -> Any:
+    """Run a one-kernel module; `signature` declares its parameters."""
+    text = f"{HEAD}.visible .entry k({signature})\n{{\n{body}\nret;\n}}\n"
+    return emulator.load_ptx(text).launch("k", 1, block, args=args, **more)
+
+
+def test_uninitialised_register_names_register_and_line() -> None:
+    with pytest.raises(emulator.UninitialisedRead, match="register %a was never written") as info:
+        run(".reg .b32 %a, %b;\nadd.u32 %b, %a, 1;")
+    assert info.value.line == 7
+    assert info.value.where.warp == 0
+
+
+def test_uninitialised_shared_read_names_lane_and_address() -> None:
+    body = """.shared .align 4 .b8 s[128];
+    .reg .b32 %a, %b; .reg .pred %p;
+    mov.u32 %a, %tid.x; setp.lt.u32 %p, %a, 7; shl.b32 %a, %a, 2;
+    .reg .b32 %base; mov.u32 %base, s; add.u32 %a, %a, %base;
+    @%p st.shared.b32 [%a], 1;
+    ld.shared.b32 %b, [%a];"""
+    with pytest.raises(emulator.UninitialisedRead) as info:
+        run(body)
+    assert info.value.where.lane == 7
+    assert info.value.where.address == 0x400 + 28
+
+
+def test_uninitialised_shared_read_is_allowed_when_detection_is_off() -> None:
+    body = ".shared .align 4 .b8 s[4];\n.reg .b32 %b;\nld.shared.b32 %b, [s];"
+    run(body, options=Options(detect_uninitialised=False))
+
+
+@pytest.mark.parametrize(
+    ("offset", "error"),
+    [(32 * 4, emulator.OutOfBounds), (2, emulator.Misaligned), (-4, emulator.OutOfBounds)],
+)
+def test_bad_global_address_is_reported(offset: int, error: type[emulator.Fault]) -> None:
+    data = np.zeros(32, np.uint32)
+    body = f".reg .b64 %p; .reg .b32 %v;\nld.param.u64 %p, [a];\nld.global.b32 %v, [%p+{offset}];"
+    with pytest.raises(error) as info:
+        run(body, data, signature=".param .u64 a")
+    assert info.value.line == 8
+
+
+def test_store_outside_a_vector_reports_the_first_lane_outside() -> None:
+    data = np.zeros(20, np.float32)
+    body = """.reg .b64 %p, %o; .reg .b32 %t;
+    ld.param.u64 %p, [a]; mov.u32 %t, %tid.x; mul.wide.u32 %o, %t, 4; add.u64 %p, %p, %o;
+    st.global.b32 [%p], %t;"""
+    with pytest.raises(emulator.OutOfBounds) as info:
+        run(body, data, signature=".param .u64 a")
+    assert info.value.where.lane == 20
+
+
+def test_shared_access_past_the_end_is_out_of_bounds() -> None:
+    body = ".shared .align 16 .b8 s[64];\nst.shared.b32 [s+64], 1;"
+    with pytest.raises(emulator.OutOfBounds, match="shared memory"):
+        run(body)
+
+
+def test_trap_raises() -> None:
+    with pytest.raises(emulator.Trap) as info:
+        run("trap;")
+    assert info.value.line == 6
+
+
+def test_endless_loop_hits_the_step_limit() -> None:
+    with pytest.raises(emulator.StepLimitExceeded, match="max_steps=500"):
+        run("L: bra L;", options=Options(max_steps=500))
+
+
+def test_deadlock_names_barrier_and_missing_warps() -> None:
+    body = """.reg .pred %p; .reg .b32 %t; mov.u32 %t, %tid.x; setp.lt.u32 %p, %t, 32;
+    @%p bra SKIP;
+    bar.sync 1, 64;
+    SKIP:"""
+    with pytest.raises(emulator.DeadlockError) as info:
+        run(body, block=64)
+    assert "barrier 1: 32 of 64 threads arrived (warps 1)" in info.value.waiting[0]
+
+
+def test_mbarrier_deadlock_names_phase_and_counts() -> None:
+    body = """.shared .align 8 .b8 b[8]; .reg .pred %p; .reg .b64 %s; .reg .b32 %a;
+    mov.u32 %a, b; elect.sync _|%p, -1;
+    @%p mbarrier.init.shared.b64 [%a], 2;
+    @%p mbarrier.arrive.shared.b64 %s, [%a];
+    W: mbarrier.try_wait.parity.shared.b64 %p, [%a], 0; @!%p bra W;"""
+    with pytest.raises(emulator.DeadlockError) as info:
+        run(body)
+    assert "phase 0 (parity 0), 1 of 2 arrivals pending" in info.value.waiting[0]
+    assert "PTX line 9" in info.value.waiting[0]
+
+
+def test_too_many_arrivals_are_reported() -> None:
+    body = """.shared .align 8 .b8 b[8]; .reg .b32 %a; .reg .b64 %s; .reg .pred %p;
+    mov.u32 %a, b; elect.sync _|%p, -1;
+    @%p mbarrier.init.shared.b64 [%a], 3;
+    mbarrier.arrive.shared.b64 %s, [%a], 4;"""
+    with pytest.raises(emulator.IllegalOperand, match="more arrivals than expected"):
+        run(body)
+
+
+def test_sync_with_lanes_missing_is_reported() -> None:
+    body = """.reg .b32 %t, %v; .reg .pred %p; mov.u32 %t, %tid.x; setp.lt.u32 %p, %t, 8;
+    @%p shfl.sync.idx.b32 %v, %t, 0, 31, -1;"""
+    with pytest.raises(emulator.IllegalOperand, match="member mask 0xffffffff"):
+        run(body)
+
+
+def test_atomic_from_all_lanes_adds_each() -> None:
+    data = np.zeros(1, np.uint32)
+    body = ".reg .b64 %p; .reg .b32 %o;\nld.param.u64 %p, [a]; atom.global.add.u32 %o, [%p], 3;"
+    run(body, data, signature=".param .u64 a", block=96)
+    assert data[0] == 3 * 96

@@ -1,0 +1,155 @@
+"""Loading and launching: bad PTX and bad launches are errors at the right place."""
+
+import numpy as np
+import pytest
+
+from fovea import emulator
+from fovea.emulator import Options
+
+HEAD = ".version 8.7\n.target sm_90a\n.address_size 64\n"
+COPY = (
+    HEAD
+    + """.visible .entry copy(.param .u64 a, .param .u64 b, .param .f32 s)
+{
+    .reg .b64 %a, %b, %o; .reg .b32 %t; .reg .f32 %f, %s;
+    ld.param.u64 %a, [a]; ld.param.u64 %b, [b]; ld.param.f32 %s, [s];
+    mov.u32 %t, %tid.x; mul.wide.u32 %o, %t, 4; add.u64 %a, %a, %o; add.u64 %b, %b, %o;
+    ld.global.f32 %f, [%a]; mul.f32 %f, %f, %s; st.global.f32 [%b], %f; ret;
+}
+"""
+)
+
+
+def _load_body(body: str) -> emulator.Module:
+    return emulator.load_ptx(f"{HEAD}.visible .entry k()\n{{\n{body}\nret;\n}}\n")
+
+
+def test_launch_scales_an_array() -> None:
+    source = np.arange(64, dtype=np.float32)
+    target = np.zeros(64, np.float32)
+    result = emulator.load_ptx(COPY).launch("copy", 1, 64, args=[source, target, 1.5])
+    np.testing.assert_array_equal(target, source * 1.5)
+    assert result.counters["instructions.memory"] == 2 * 5
+    assert result.kernel == "copy"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("int main() {}", 1, "unexpected 'int'"),
+        (HEAD + ".visible .entry k() { add.u32 %a, 1, 2; ret; }", 4, "register %a is not declared"),
+        (HEAD + ".visible .entry k() { .reg .b32 %a; ret;", 4, "not closed"),
+        (HEAD + ".visible .entry k() {\n bra NOWHERE;\n}", 5, "no such label"),
+        (HEAD + "\n.entry k() { .reg .b32 %a; .reg .b32 %a; }", 5, "declared twice"),
+        (HEAD + ".entry k() { ` }", 4, "unexpected character"),
+    ],
+)
+def test_malformed_ptx_is_reported_with_its_line(text: str, line: int, message: str) -> None:
+    with pytest.raises(emulator.PtxError, match=message) as info:
+        module = emulator.load_ptx(text)
+        module.launch("k", 1, 32)
+    assert info.value.line == line
+
+
+def test_text_without_directives_is_not_ptx() -> None:
+    with pytest.raises(emulator.PtxError, match="is it PTX"):
+        emulator.load_ptx("")
+
+
+def test_unknown_instruction_names_itself_and_its_line() -> None:
+    with pytest.raises(emulator.UnsupportedForm, match="frobnicate.u32") as info:
+        _load_body(".reg .b32 %a;\nfrobnicate.u32 %a, %a;").launch("k", 1, 32)
+    assert info.value.line == 7
+    assert info.value.opcode == "frobnicate.u32"
+
+
+def test_unknown_form_lists_the_known_ones() -> None:
+    with pytest.raises(emulator.UnsupportedForm, match=r"popc\.type d, a"):
+        _load_body(".reg .b32 %a;\npopc.b16 %a, 3;").launch("k", 1, 32)
+
+
+def test_form_of_another_target_is_refused() -> None:
+    body = ".reg .b64 %a;\nmov.b64 %a, 0;\nadd.rn.f32x2 %a, %a, %a;"
+    with pytest.raises(emulator.UnsupportedForm, match="exists on sm_100"):
+        _load_body(body).launch("k", 1, 32)
+
+
+def test_wrong_register_width_is_refused() -> None:
+    with pytest.raises(emulator.PtxError, match=r"%a is \.b32") as info:
+        _load_body(".reg .b32 %a;\nadd.u64 %a, %a, 1;").launch("k", 1, 32)
+    assert info.value.line == 7
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kernel": "nope"}, "not in the module"),
+        ({"args": [np.zeros(4, np.float32)]}, "3 parameters, args has 1"),
+        ({"grid": 0}, "grid="),
+        ({"block": 2048}, "block="),
+        ({"cluster": 3}, "not a multiple of cluster"),
+        ({"shared_bytes": 1 << 20}, "exceed the 232448 bytes"),
+        ({"shared_bytes": -1}, "non-negative"),
+        ({"args": ["x", 1, 1.0]}, "has type str"),
+        ({"args": [b"123", 1, 1.0]}, "has 3 bytes, the parameter has 8"),
+        ({"args": [1 << 70, 1, 1.0]}, "does not fit"),
+    ],
+)
+def test_bad_launch_is_refused(change: dict, message: str) -> None:
+    data = np.zeros(32, np.float32)
+    call = {"kernel": "copy", "grid": 1, "block": 32, "args": [data, data, 1.0]} | change
+    with pytest.raises(emulator.LaunchError, match=message):
+        emulator.load_ptx(COPY).launch(**call)
+
+
+def test_required_block_is_enforced() -> None:
+    text = COPY.replace(", .param .f32 s)", ", .param .f32 s) .reqntid 64, 1, 1")
+    data = np.zeros(64, np.float32)
+    with pytest.raises(emulator.LaunchError, match="reqntid"):
+        emulator.load_ptx(text).launch("copy", 1, 32, args=[data, data, 1.0])
+
+
+@pytest.mark.parametrize(
+    "bad", [{"async_delay": "soon"}, {"max_segments": 0}, {"num_sms": 0}, {"tensor_load_wait": ""}]
+)
+def test_bad_option_is_refused(bad: dict) -> None:
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        Options(**bad)
+
+
+def test_global_and_constant_variables_keep_their_initial_values() -> None:
+    text = (
+        HEAD
+        + """.global .align 4 .u32 counter = 5;
+.const .align 4 .f32 table[2] = {0f3F800000, 2.5};
+.visible .entry k(.param .u64 out)
+{
+    .reg .b64 %o; .reg .b32 %c; .reg .f32 %f;
+    ld.param.u64 %o, [out]; ld.global.u32 %c, [counter]; ld.const.f32 %f, [table+4];
+    st.global.u32 [%o], %c; st.global.f32 [%o+4], %f; st.global.u32 [counter], 9; ret;
+}
+"""
+    )
+    module = emulator.load_ptx(text)
+    out = np.zeros(2, np.uint32)
+    module.launch("k", 1, 1, args=[out])
+    assert out[0] == 5
+    assert out[1:].view(np.float32)[0] == 2.5
+    assert module.global_variable("counter").view(np.uint32)[0] == 9
+
+
+def test_trace_is_perfetto_json(tmp_path) -> None:
+    import json
+
+    body = "bar.sync 0;"
+    text = f"{HEAD}.visible .entry k()\n{{\n{body}\nret;\n}}\n"
+    result = emulator.load_ptx(text).launch("k", 1, 128, options=Options(trace=True))
+    result.write_trace(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert any(event["name"] == "wait barrier 0" for event in events)
+
+
+def test_trace_without_option_is_refused(tmp_path) -> None:
+    result = _load_body("").launch("k", 1, 32)
+    with pytest.raises(ValueError, match="trace=True"):
+        result.write_trace(tmp_path / "trace.json")

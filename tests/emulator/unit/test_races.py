@@ -1,0 +1,193 @@
+"""Synchronisation rules: clean with the fence, wait or barrier, reported without it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fovea import emulator
+from fovea.emulator import Options
+
+HEAD = ".version 8.7\n.target sm_90a\n.address_size 64\n"
+
+
+def launch(
+    body: str, *, seed: int = 0, block: int = 64, cluster: int = 1, args: Any = (), **more: Any
+) -> None:
+    """Run a kernel with two pointer parameters a and b."""
+    text = (
+        f"{HEAD}.visible .entry k(.param .u64 a, .param .u64 b)\n{{\n"
+        ".shared .align 128 .b8 s[1024]; .shared .align 8 .b8 m[16];\n"
+        ".reg .b32 %t, %w, %s, %m, %v, %r; .reg .b64 %a, %b, %x; .reg .pred %p, %q, %e;\n"
+        "ld.param.u64 %a, [a]; ld.param.u64 %b, [b]; mov.u32 %t, %tid.x; shr.u32 %w, %t, 5;\n"
+        "mov.u32 %s, s; mov.u32 %m, m; setp.eq.u32 %p, %w, 0; setp.eq.u32 %q, %t, 0;\n"
+        f"{body}\nret;\n}}\n"
+    )
+    arrays = args or (np.arange(256, dtype=np.uint32), np.zeros(256, np.uint32))
+    emulator.load_ptx(text).launch(
+        "k", cluster, block, cluster, args=arrays, options=Options(seed=seed, **more)
+    )
+
+
+def races(body: str, **more: Any) -> int:
+    """Return in how many of 20 seeds a fault is reported."""
+    found = 0
+    for seed in range(20):
+        try:
+            launch(body, seed=seed, **more)
+        except emulator.Fault:
+            found += 1
+    return found
+
+
+def check(body: str, needed: str, **more: Any) -> None:
+    """Assert silence with `needed` in place of @@, and reports without it."""
+    assert races(body.replace("@@", needed), **more) == 0
+    assert races(body.replace("@@", ""), **more) >= 18
+
+
+def test_shared_write_then_read_by_another_warp_needs_barrier() -> None:
+    check(
+        """@%q st.shared.b32 [%s], 7;
+        @@
+        @%p bra END;
+        ld.shared.b32 %v, [%s];
+        END:""",
+        "bar.sync 0;",
+    )
+
+
+def test_shared_read_then_overwrite_by_another_warp_needs_barrier() -> None:
+    check(
+        """@%q st.shared.b32 [%s], 7;
+        bar.sync 0;
+        @%p bra READ;
+        @@
+        st.shared.b32 [%s], 8;
+        bra END;
+        READ: ld.shared.b32 %v, [%s];
+        bar.arrive 1, 64;
+        END:""",
+        "bar.sync 1, 64;",
+    )
+
+
+_INIT = """@%q mbarrier.init.shared.b64 [%m], 1;
+    fence.mbarrier_init.release.cluster;
+    bar.sync 0;
+"""
+_WAIT = "W: mbarrier.try_wait.parity.shared.b64 %e, [%m], 0; @!%e bra W;"
+_LOAD = (
+    "@%q mbarrier.arrive.expect_tx.shared.b64 %x, [%m], 1024;\n"
+    "@%q cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+    " [%s], [%a], 1024, [%m];"
+)
+
+
+def test_bulk_load_then_read_needs_mbarrier_wait() -> None:
+    check(f"{_INIT}{_LOAD}\n@@\nld.shared.b32 %v, [%s];", _WAIT)
+
+
+def test_generic_write_then_bulk_store_needs_proxy_fence() -> None:
+    check(
+        """shl.b32 %v, %t, 4; add.u32 %v, %v, %s;
+        st.shared.v4.b32 [%v], {%t, %t, %t, %t};
+        @@
+        bar.sync 0;
+        @%q cp.async.bulk.global.shared::cta.bulk_group [%b], [%s], 1024;
+        cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;""",
+        "fence.proxy.async.shared::cta;",
+    )
+
+
+def test_bulk_store_then_overwrite_needs_read_wait() -> None:
+    check(
+        """shl.b32 %v, %t, 4; add.u32 %v, %v, %s;
+        st.shared.v4.b32 [%v], {%t, %t, %t, %t};
+        fence.proxy.async.shared::cta;
+        bar.sync 0;
+        @%q cp.async.bulk.global.shared::cta.bulk_group [%b], [%s], 1024;
+        @%q cp.async.bulk.commit_group;
+        @@
+        @%q st.shared.b32 [%s], 1;
+        @%q cp.async.bulk.wait_group.read 0;""",
+        "@%q cp.async.bulk.wait_group.read 0;",
+    )
+
+
+def test_stage_reused_before_its_readers_released_it_is_reported() -> None:
+    check(
+        f"""{_INIT}{_LOAD}
+        {_WAIT}
+        ld.shared.b32 %v, [%s];
+        @@
+        @%q mbarrier.arrive.expect_tx.shared.b64 %x, [%m], 1024;
+        @%q cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes \
+        [%s], [%a], 1024, [%m];
+        X: mbarrier.try_wait.parity.shared.b64 %e, [%m], 1; @!%e bra X;""",
+        "bar.sync 0;",
+    )
+
+
+def test_exit_before_bulk_store_has_read_is_reported() -> None:
+    body = """shl.b32 %v, %t, 4; add.u32 %v, %v, %s;
+        st.shared.v4.b32 [%v], {%t, %t, %t, %t};
+        fence.proxy.async.shared::cta;
+        bar.sync 0;
+        @%q cp.async.bulk.global.shared::cta.bulk_group [%b], [%s], 1024;
+        @%q cp.async.bulk.commit_group;
+        @@"""
+    assert races(body.replace("@@", "@%q cp.async.bulk.wait_group.read 0;")) == 0
+    assert races(body.replace("@@", "")) > 0
+
+
+def test_remote_shared_store_needs_cluster_barrier() -> None:
+    check(
+        """.reg .b32 %c, %d; mov.u32 %c, %cluster_ctarank; xor.b32 %d, %c, 1;
+        mapa.shared::cluster.u32 %v, %s, %d;
+        @%q st.shared::cluster.b32 [%v], 5;
+        @@
+        ld.shared.b32 %v, [%s];
+        barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;""",
+        "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;",
+        cluster=2,
+    )
+
+
+def test_cp_async_then_read_needs_wait() -> None:
+    check(
+        """shl.b32 %v, %t, 4; add.u32 %v, %v, %s;
+        cp.async.cg.shared.global [%v], [%a], 16; cp.async.commit_group;
+        @@
+        ld.shared.b32 %r, [%v];""",
+        "cp.async.wait_group 0;",
+    )
+
+
+def test_atomics_of_two_warps_do_not_race() -> None:
+    assert (
+        races(
+            """@%q st.shared.b32 [%s], 0;
+            bar.sync 0;
+            red.shared.add.u32 [%s], 1;
+            bar.sync 0;
+            ld.shared.b32 %v, [%s];"""
+        )
+        == 0
+    )
+
+
+def test_report_names_both_accesses() -> None:
+    body = """@%q st.shared.b32 [%s], 7;
+        @%p bra END;
+        ld.shared.b32 %v, [%s];
+        END:"""
+    for seed in range(20):
+        try:
+            launch(body, seed=seed, detect_uninitialised=False)
+        except emulator.RaceError as error:
+            assert "st.shared.b32" in error.last_writer or "ld.shared.b32" in str(error)
+            assert error.line in (9, 11)
+            assert error.rule
+            return
+    pytest.fail("no seed reported the race")
