@@ -5,6 +5,7 @@ mean (`block_lists.py`). Invariant: a row of indices is a permutation of all col
 ones ascending, then the others ascending, as torch has them.
 """
 
+from collections.abc import Iterator
 from typing import cast
 
 import torch
@@ -14,11 +15,13 @@ from torch import Tensor
 # included; larger steps are slower and add to the peak memory. A GPU wants fewer launches.
 _STEP_CPU = 1 << 18
 _STEP_ACCELERATOR = 1 << 24
-# Rows of a transposed matrix made dense at a time.
+# Rows of a transposed matrix made dense at a time; matrices this small go by whole batches.
 _DENSE_ROWS = 256
+_SMALL_MATRIX = 1 << 14
 # Rows with more changes than this between listed and unlisted, on average, are laid out by a
-# scatter; fewer pieces are copied one by one, at a fifth of the cost.
+# scatter, and so are short ones; fewer pieces are copied one by one, at a fifth of the cost.
 _MOST_CHANGES = 16
+_LONG_ROW = 512
 
 
 def lists_of(states: Tensor, wanted: int) -> tuple[Tensor, Tensor]:
@@ -29,33 +32,44 @@ def lists_of(states: Tensor, wanted: int) -> tuple[Tensor, Tensor]:
             int32; indices: (batch, heads, rows, columns) int32.
     """
     batch, heads, rows, columns = states.shape
-    counts = torch.empty((batch, heads, rows), dtype=torch.int32, device=states.device)
+    counts = torch.zeros((batch, heads, rows), dtype=torch.int32, device=states.device)
     indices = torch.empty((batch, heads, rows, columns), dtype=torch.int32, device=states.device)
     column = torch.arange(columns, dtype=torch.int32, device=states.device)
     step = _rows_per_step(columns, states.device)
-    for b in range(batch):
-        for h in range(heads):
-            for begin in range(0, rows, _DENSE_ROWS):
-                dense = _dense_rows(states[b, h], begin, begin + _DENSE_ROWS)
-                for first in range(0, dense.shape[0], step):
-                    part = slice(begin + first, begin + min(first + step, dense.shape[0]))
-                    is_listed = dense[first : first + step] == wanted
-                    counts[b, h, part] = is_listed.sum(-1, dtype=torch.int32)
-                    _lay_out(is_listed, counts[b, h, part], column, indices[b, h, part])
+    flat_counts = counts.view(-1)
+    flat_indices = indices.view(-1, columns) if columns else indices
+    for first_row, dense in _dense_pieces(states):
+        for begin in range(0, dense.shape[0], step):
+            is_listed = dense[begin : begin + step] == wanted
+            part = slice(first_row + begin, first_row + begin + is_listed.shape[0])
+            flat_counts[part] = is_listed.sum(-1, dtype=torch.int32)
+            _lay_out(is_listed, flat_counts[part], column, flat_indices[part])
     return counts, indices
 
 
-def _dense_rows(matrix: Tensor, begin: int, end: int) -> Tensor:
-    """Return rows of a matrix, contiguous; of a transposed one by a pass that reads whole lines."""
-    if matrix.stride(-1) == 1:
-        return matrix[begin:end]
-    # torch copies a small dense transpose tile by tile, a slice of a large one byte by byte.
-    return matrix.t()[:, begin:end].contiguous().t().contiguous()
+def _dense_pieces(states: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Yield (number of the first row, contiguous rows), rows counted through batch and heads."""
+    batch, heads, rows, columns = states.shape
+    if rows * columns == 0:
+        return
+    if rows * columns <= _SMALL_MATRIX:
+        for b in range(batch):
+            yield b * heads * rows, states[b].reshape(-1, columns)
+        return
+    for number in range(batch * heads):
+        matrix = states[number // heads, number % heads]
+        for begin in range(0, rows, _DENSE_ROWS):
+            part = slice(begin, begin + _DENSE_ROWS)
+            if matrix.stride(-1) == 1:
+                yield number * rows + begin, matrix[part]
+            else:
+                # torch copies a whole dense transpose tile by tile, a slice of one byte by byte.
+                yield number * rows + begin, matrix.t()[:, part].contiguous().t().contiguous()
 
 
 def _lay_out(is_listed: Tensor, counts: Tensor, column: Tensor, out: Tensor) -> None:
     """Write the permutation of each row of `is_listed` (rows, columns) into `out`."""
-    if is_listed.device.type == "cpu" and column.numel() > 0:
+    if is_listed.device.type == "cpu" and column.numel() >= _LONG_ROW:
         changes = (is_listed[:, 1:] != is_listed[:, :-1]).nonzero()
         if changes.shape[0] <= _MOST_CHANGES * is_listed.shape[0]:
             starts_listed = cast(list[bool], is_listed[:, 0].tolist())  # pyright: ignore[reportUnknownMemberType]
@@ -94,18 +108,20 @@ def _rows_per_step(columns: int, device: torch.device) -> int:
 
 
 def mark(states: Tensor, counts: Tensor, indices: Tensor, value: int) -> None:
-    """Write `value` at the listed columns of each row of `states`, in place."""
+    """Write `value` at the listed columns of each row of `states`, contiguous, in place."""
     batch, heads, rows, columns = states.shape
     width = indices.shape[-1]
     entry = torch.arange(width, device=states.device)
     step = _rows_per_step(max(width, columns), states.device)
     for b in range(batch):
-        for h in range(heads):
-            for begin in range(0, rows, step):
-                part = slice(begin, begin + step)
-                is_listed = entry < counts[b, h, part].unsqueeze(-1)
-                # Entries behind the count mean nothing: they all go to a spare last column.
-                target = torch.where(is_listed, indices[b, h, part], columns).long()
-                marked = states.new_zeros((target.shape[0], columns + 1))
-                marked.scatter_(-1, target, value)
-                states[b, h, part] = torch.maximum(states[b, h, part], marked[:, :columns])
+        # One batch at a time: lists expanded over the batch would be copied whole otherwise.
+        some_counts, some_indices = counts[b].reshape(-1, 1), indices[b].reshape(-1, width)
+        some_states = states[b].view(heads * rows, columns)
+        for begin in range(0, heads * rows, step):
+            part = slice(begin, begin + step)
+            # Entries behind the count mean nothing: they all go to a spare last column.
+            is_listed = entry < some_counts[part]
+            target = torch.where(is_listed, some_indices[part], columns).long()
+            marked = states.new_zeros((target.shape[0], columns + 1))
+            marked.scatter_(-1, target, value)
+            some_states[part] = torch.maximum(some_states[part], marked[:, :columns])

@@ -192,9 +192,10 @@ masks = {
     "window": lambda b, h, q, kv: (q >= kv) & (q - kv < 4096),
     "document": lambda b, h, q, kv: (q >= kv) & (ids[q] == ids[kv]),
 }
-begin = time.monotonic()
+# Processor time of one thread: what a clock shows where nothing else runs.
+begin = time.process_time()
 mask = create_block_mask(masks[sys.argv[1]], None, None, n, n, device="cpu")
-spent = time.monotonic() - begin
+spent = time.process_time() - begin
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 partial, full = int(mask.kv_num_blocks.sum()), int(mask.full_kv_num_blocks.sum())
 assert (partial, full) == (int(mask.q_num_blocks.sum()), int(mask.full_q_num_blocks.sum()))

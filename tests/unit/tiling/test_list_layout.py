@@ -22,9 +22,12 @@ def by_sorting(states: torch.Tensor, wanted: int) -> tuple[torch.Tensor, torch.T
 @pytest.mark.parametrize("run", [1, 7, 90])
 @pytest.mark.parametrize("size", [(1, 1), (5, 300), (300, 5), (129, 257)])
 @pytest.mark.parametrize("is_transposed", [False, True])
-def test_lists_equal_a_stable_sort(run, size, is_transposed, monkeypatch):
+@pytest.mark.parametrize("small_matrix", [0, 1 << 20])
+def test_lists_equal_a_stable_sort(run, size, is_transposed, small_matrix, monkeypatch):
     monkeypatch.setattr(list_layout, "_STEP_CPU", 1000)
     monkeypatch.setattr(list_layout, "_DENSE_ROWS", 64)
+    monkeypatch.setattr(list_layout, "_SMALL_MATRIX", small_matrix)
+    monkeypatch.setattr(list_layout, "_LONG_ROW", 1)
     states = random_states(*size, run)
     if is_transposed:
         states = states.transpose(-1, -2)
