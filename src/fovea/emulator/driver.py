@@ -30,7 +30,7 @@ from fovea.emulator.host_runtime import (
     DEVICE_ATTRIBUTES,
     LAUNCH_FAILURE,
     SUCCESS,
-    callbacks_of,
+    HostRuntime,
     cluster_of,
 )
 from fovea.emulator.machine.memory import GlobalMemory
@@ -174,7 +174,7 @@ class Launcher:
         self._setup = threading.RLock()
         self._kernels: list[str] = []
         # ctypes frees a callback with its object: they must live as long as the linked code.
-        self._callbacks = callbacks_of(self)
+        self._callbacks = HostRuntime(self).callbacks()
         imports = {
             name: ctypes.cast(callback, ctypes.c_void_p).value or 0
             for name, callback in self._callbacks.items()

@@ -15,7 +15,7 @@ import ctypes
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,7 +143,7 @@ def device_array(value: object, *, dtype: str | None = None) -> DeviceArray:
     if isinstance(value, DeviceArray):
         array = value
     elif isinstance(value, np.ndarray):
-        array = _from_numpy(value)
+        array = _from_numpy(cast("NDArray[Any]", value))
     elif hasattr(value, "__dlpack__"):
         array = _from_dlpack(value)
     else:
@@ -249,11 +249,11 @@ class PackedArguments:
         if value is None:
             slot.type_index = _NONE
         elif isinstance(value, bool | np.bool_):
-            slot.type_index, slot.value.integer = _BOOL, int(value)
+            slot.type_index, slot.value.integer = _BOOL, int(cast(bool, value))
         elif isinstance(value, int | np.integer):
-            slot.type_index, slot.value.integer = _INT, int(value)
+            slot.type_index, slot.value.integer = _INT, int(cast(int, value))
         elif isinstance(value, float | np.floating):
-            slot.type_index, slot.value.floating = _FLOAT, float(value)
+            slot.type_index, slot.value.floating = _FLOAT, float(cast(float, value))
         elif isinstance(value, Stream):
             slot.type_index, slot.value.pointer = _OPAQUE, value.handle
         elif isinstance(value, Pointer):

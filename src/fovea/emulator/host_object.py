@@ -10,6 +10,7 @@ all it needs.
 """
 
 import ctypes
+import importlib
 import itertools
 import struct
 from collections.abc import Mapping
@@ -63,7 +64,9 @@ def _read_symbols(data: bytes) -> ObjectSymbols:
         raise LauncherError(f"the object is for ELF machine {machine}; known: {_ELF_MACHINES}")
     (table,) = struct.unpack_from("<Q", data, 40)
     size, count = struct.unpack_from("<HH", data, 58)
-    sections = [_SECTION_HEADER.unpack_from(data, table + index * size) for index in range(count)]
+    sections: list[tuple[int, ...]] = [
+        _SECTION_HEADER.unpack_from(data, table + index * size) for index in range(count)
+    ]
     defined: set[str] = set()
     undefined: set[str] = set()
     for section in sections:
@@ -122,7 +125,7 @@ class HostObject:
 def _llvm() -> Any:
     """Return llvmlite.binding with this machine's code generator ready."""
     try:
-        import llvmlite.binding as binding
+        binding: Any = importlib.import_module("llvmlite.binding")
     except ImportError as error:
         raise LauncherError(
             "running a host launcher needs llvmlite; install it, or launch the PTX directly with "

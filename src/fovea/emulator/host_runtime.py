@@ -17,8 +17,7 @@ from typing import Any, Protocol
 from fovea.emulator.host_object import LauncherError
 
 SUCCESS = 0
-_INVALID_VALUE = 1
-_INVALID_RESOURCE_HANDLE = 400
+_INVALID_DEVICE = 101
 LAUNCH_FAILURE = 719
 
 # cudaLaunchConfig_t: grid, block (six uint32), shared bytes, stream, attributes, their count.
@@ -90,120 +89,152 @@ def cluster_of(attributes: int, count: int) -> tuple[int, int, int]:
     return cluster
 
 
-def callbacks_of(launcher: Host) -> dict[str, Any]:
-    """Return the ctypes callbacks for every symbol a launcher may need."""
-    pointer, integer, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
-    callbacks: dict[str, Any] = {}
+_POINTER, _INTEGER, _TEXT = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
 
-    def answer(name: str, *types: Any, result: Any = integer) -> Callable[[Any], Any]:
-        def register(function: Callable[..., int | None]) -> Callable[..., int | None]:
-            def guarded(*values: Any) -> int | None:
-                try:
-                    return function(*values)
-                # An exception cannot cross the launcher's machine code; the caller raises it.
-                except BaseException as failure:
-                    launcher.keep_failure(failure)
-                    return LAUNCH_FAILURE if result is integer else None
 
-            callbacks[name] = ctypes.CFUNCTYPE(result, *types)(guarded)
-            return function
+class HostRuntime:
+    """Answers of one launcher; a method per symbol, listed with its C signature in `_SYMBOLS`."""
 
-        return register
+    def __init__(self, host: Host) -> None:
+        self._host = host
 
-    def store_int(address: int, value: int) -> int:
-        ctypes.c_int32.from_address(address).value = value
-        return SUCCESS
+    def callbacks(self) -> dict[str, Any]:
+        """Return a ctypes callback for every symbol; they must outlive the linked code."""
+        return {
+            symbol: ctypes.CFUNCTYPE(result, *types)(self._guarded(method, result))
+            for symbol, (method, result, types) in _SYMBOLS.items()
+        }
 
-    @answer("_cudaLibraryLoadData", *[pointer] * 4, integer, pointer, pointer, integer)
-    def _load(library: int, *_: Any) -> int:
+    def _guarded(self, name: str, result: Any) -> Callable[..., int | None]:
+        method: Callable[..., int | None] = getattr(self, name)
+
+        def guarded(*values: Any) -> int | None:
+            try:
+                return method(*values)
+            # An exception cannot cross the launcher's machine code; the caller raises it.
+            except BaseException as failure:
+                self._host.keep_failure(failure)
+                return LAUNCH_FAILURE if result is _INTEGER else None
+
+        return guarded
+
+    # --- kernels and launches ---------------------------------------------------------------------
+
+    def load_library(self, library: int, *_: Any) -> int:
         ctypes.c_uint64.from_address(library).value = 1
         return SUCCESS
 
-    @answer("_cudaLibraryGetKernel", pointer, pointer, text)
-    def _get_kernel(kernel: int, _library: int, name: bytes) -> int:
-        ctypes.c_uint64.from_address(kernel).value = launcher.find_kernel(name.decode())
+    def get_kernel(self, kernel: int, _library: int, name: bytes) -> int:
+        ctypes.c_uint64.from_address(kernel).value = self._host.find_kernel(name.decode())
         return SUCCESS
 
-    @answer("_cudaLibraryUnload", pointer)
-    def _unload(_library: int) -> int:
+    def succeed(self, *_: Any) -> int:
         return SUCCESS
 
-    @answer("_cudaGetDevice", pointer)
-    def _get_device(device: int) -> int:
-        return store_int(device, 0)
-
-    @answer("_cudaGetDeviceCount", pointer)
-    def _get_device_count(count: int) -> int:
-        return store_int(count, 1)
-
-    @answer("_cudaSetDevice", integer)
-    def _set_device(device: int) -> int:
-        return SUCCESS if device == 0 else 101
-
-    @answer("_cudaDeviceGetAttribute", pointer, integer, integer)
-    def _device_attribute(value: int, attribute: int, _device: int) -> int:
-        return store_int(value, launcher.device_attribute(attribute))
-
-    @answer("_cudaFuncSetAttribute", pointer, integer, integer)
-    def _set_function_attribute(*_: Any) -> int:
-        return SUCCESS
-
-    @answer("_cudaKernelSetAttributeForDevice", pointer, integer, integer, integer)
-    def _set_kernel_attribute(*_: Any) -> int:
-        return SUCCESS
-
-    @answer("_cuKernelGetAttribute", pointer, integer, pointer, integer)
-    def _kernel_attribute(value: int, attribute: int, _kernel: int, _device: int) -> int:
+    def get_kernel_attribute(self, value: int, attribute: int, *_: Any) -> int:
         # 0 is the thread limit; 1 the static shared memory, which the machine adds by itself.
         known = {0: 1024, 1: 0}
         if attribute not in known:
             raise LauncherError(f"kernel attribute {attribute} is not modelled (modelled: {known})")
-        return store_int(value, known[attribute])
+        return _store(value, known[attribute])
 
-    @answer("_cudaLaunchKernelEx", pointer, pointer, pointer)
-    def _launch(config: int, kernel: int | None, parameters: int) -> int:
-        return launcher.launch(config, kernel or 0, parameters)
+    def launch_kernel(self, config: int, kernel: int | None, parameters: int) -> int:
+        return self._host.launch(config, kernel or 0, parameters)
 
-    @answer("cuda_dialect_init_library_once", pointer, pointer, pointer, pointer)
-    def _init_once(slot: int, init: int, load: int, _on_error: int) -> int:
-        return launcher.init_once(slot, init, load)
+    def init_library_once(self, slot: int, init: int, load: int, _on_error: int) -> int:
+        return self._host.init_once(slot, init, load)
 
-    @answer("cuda_dialect_unload_library_once", pointer, result=None)
-    def _unload_once(_slot: int) -> None:
+    def unload_library_once(self, _slot: int) -> None:
         return None
 
-    @answer("TVMFFIEnvGetStream", integer, integer, result=pointer)
-    def _stream(_device_type: int, _device: int) -> int:
+    # --- the device -------------------------------------------------------------------------------
+
+    def get_device(self, device: int) -> int:
+        return _store(device, 0)
+
+    def get_device_count(self, count: int) -> int:
+        return _store(count, 1)
+
+    def set_device(self, device: int) -> int:
+        return SUCCESS if device == 0 else _INVALID_DEVICE
+
+    def get_device_attribute(self, value: int, attribute: int, _device: int) -> int:
+        return _store(value, self._host.device_attribute(attribute))
+
+    def get_stream(self, _device_type: int, _device: int) -> int:
         return 0
 
-    @answer("TVMFFIErrorSetRaisedFromCStr", text, text, result=None)
-    def _set_error(kind: bytes, message: bytes) -> None:
-        launcher.set_message(f"{kind.decode()}: {message.decode()}")
+    # --- what the launcher reports ----------------------------------------------------------------
 
-    @answer("TVMFFIErrorSetRaisedFromCStrParts", text, ctypes.POINTER(text), integer, result=None)
-    def _set_error_parts(kind: bytes, parts: Any, count: int) -> None:
-        message = "".join(part.decode() for i in range(count) if (part := parts[i]) is not None)
-        launcher.set_message(f"{kind.decode()}: {message}")
+    def set_error(self, kind: bytes, message: bytes) -> None:
+        self._host.set_message(f"{kind.decode()}: {message.decode()}")
 
-    @answer("CuteDSLRT_TVMFFISetRaisedCudaError", pointer, integer, result=None)
-    def _set_cuda_error(_setter: int, status: int) -> None:
-        launcher.set_message(f"the launcher stopped with CUDA error {status}")
+    def set_error_parts(self, kind: bytes, parts: Any, count: int) -> None:
+        texts: list[bytes | None] = [parts[i] for i in range(count)]
+        message = b"".join(text for text in texts if text is not None)
+        self._host.set_message(f"{kind.decode()}: {message.decode()}")
 
-    @answer(
-        "CuteDSLRT_TVMFFISetRaisedCudaLaunchError",
-        pointer,
-        *[integer] * 7,
-        ctypes.c_int64,
-        *[integer] * 10,
-        text,
-        text,
-        *[integer] * 3,
-        result=None,
-    )
-    def _set_launch_error(_setter: int, *values: Any) -> None:
-        launcher.set_message(
+    def set_cuda_error(self, _setter: int, status: int) -> None:
+        self._host.set_message(f"the launcher stopped with CUDA error {status}")
+
+    def set_launch_error(self, _setter: int, *values: Any) -> None:
+        self._host.set_message(
             f"the launcher refuses its launch: {values[18].decode()} (grid {values[0:3]}, block "
             f"{values[3:6]}, {values[7]} bytes of dynamic shared memory)"
         )
 
-    return callbacks
+
+def _store(address: int, value: int) -> int:
+    ctypes.c_int32.from_address(address).value = value
+    return SUCCESS
+
+
+# Symbol -> (method, result type, argument types).
+_SYMBOLS: dict[str, tuple[str, Any, tuple[Any, ...]]] = {
+    "_cudaLibraryLoadData": (
+        "load_library",
+        _INTEGER,
+        (*[_POINTER] * 4, _INTEGER, _POINTER, _POINTER, _INTEGER),
+    ),
+    "_cudaLibraryGetKernel": ("get_kernel", _INTEGER, (_POINTER, _POINTER, _TEXT)),
+    "_cudaLibraryUnload": ("succeed", _INTEGER, (_POINTER,)),
+    "_cudaFuncSetAttribute": ("succeed", _INTEGER, (_POINTER, _INTEGER, _INTEGER)),
+    "_cudaKernelSetAttributeForDevice": (
+        "succeed",
+        _INTEGER,
+        (_POINTER, _INTEGER, _INTEGER, _INTEGER),
+    ),
+    "_cuKernelGetAttribute": (
+        "get_kernel_attribute",
+        _INTEGER,
+        (_POINTER, _INTEGER, _POINTER, _INTEGER),
+    ),
+    "_cudaLaunchKernelEx": ("launch_kernel", _INTEGER, (_POINTER, _POINTER, _POINTER)),
+    "cuda_dialect_init_library_once": ("init_library_once", _INTEGER, (_POINTER,) * 4),
+    "cuda_dialect_unload_library_once": ("unload_library_once", None, (_POINTER,)),
+    "_cudaGetDevice": ("get_device", _INTEGER, (_POINTER,)),
+    "_cudaGetDeviceCount": ("get_device_count", _INTEGER, (_POINTER,)),
+    "_cudaSetDevice": ("set_device", _INTEGER, (_INTEGER,)),
+    "_cudaDeviceGetAttribute": ("get_device_attribute", _INTEGER, (_POINTER, _INTEGER, _INTEGER)),
+    "TVMFFIEnvGetStream": ("get_stream", _POINTER, (_INTEGER, _INTEGER)),
+    "TVMFFIErrorSetRaisedFromCStr": ("set_error", None, (_TEXT, _TEXT)),
+    "TVMFFIErrorSetRaisedFromCStrParts": (
+        "set_error_parts",
+        None,
+        (_TEXT, ctypes.POINTER(_TEXT), _INTEGER),
+    ),
+    "CuteDSLRT_TVMFFISetRaisedCudaError": ("set_cuda_error", None, (_POINTER, _INTEGER)),
+    "CuteDSLRT_TVMFFISetRaisedCudaLaunchError": (
+        "set_launch_error",
+        None,
+        (
+            _POINTER,
+            *[_INTEGER] * 7,
+            ctypes.c_int64,
+            *[_INTEGER] * 10,
+            _TEXT,
+            _TEXT,
+            *[_INTEGER] * 3,
+        ),
+    ),
+}

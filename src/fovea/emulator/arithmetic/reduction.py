@@ -70,8 +70,9 @@ def _reduce(operation: str, element: str, old: Any, new: Any) -> Any:
     if operation == "add":
         return x + y
     if operation in _BITWISE:
-        ufunc = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[operation]
-        return ufunc(x, y)
+        if operation == "and":
+            return x & y
+        return x | y if operation == "or" else x ^ y
     if operation == "inc":
         return np.where(x >= y, np.uint32(0), x + np.uint32(1))
     if operation == "dec":

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fovea.emulator.arithmetic.reduction import check_reduction, reduce_elements
-from fovea.emulator.async_engine import Operation
+from fovea.emulator.async_engine import Effect, Operation
 from fovea.emulator.errors import IllegalOperand, Misaligned, OutOfBounds
 from fovea.emulator.isa import instruction
 from fovea.emulator.isa.copy_engine import (
@@ -24,6 +24,7 @@ from fovea.emulator.isa.copy_engine import (
     multicast_ranks,
     own_shared_place,
     shared_place,
+    start,
 )
 from fovea.emulator.isa.instruction import Array, Instruction
 from fovea.emulator.machine.warp import Wait
@@ -104,32 +105,25 @@ def cp_async_bulk_load(i: Instruction) -> Any:
                     "mbarrier and destination are in different CTAs", warp.where(i, lane=lane)
                 )
 
-            def effect(
-                operation: Operation,
-                rank: int,
-                size: int = size,
-                segment: Any = segment,
-                offset: int = offset,
-                to: SharedPlace = to,
-                mbar: SharedPlace = mbar,
-            ) -> None:
-                data = segment.data[offset : offset + size]
-                place = to.in_cta(rank)
-                place.cta.shared.write(place.offset, data, operation.access)
-                complete_bytes(mbar.in_cta(rank), size, operation)
-
+            effects = [
+                _load_effect(segment, offset, size, to.in_cta(rank), mbar.in_cta(rank))
+                for rank in ranks
+            ]
             warp.machine.counters.add("bulk_load_bytes", size)
-            warp.cta.cluster.engine.submit(
-                warp,
-                i,
-                [
-                    lambda operation, rank=rank, effect=effect: effect(operation, rank)
-                    for rank in ranks
-                ],
-                kind="bulk load",
-            )
+            start(warp, i, effects, kind="bulk load")
 
     return run
+
+
+def _load_effect(
+    segment: Any, offset: int, size: int, to: SharedPlace, mbar: SharedPlace
+) -> Effect:
+    def effect(operation: Operation) -> None:
+        data = segment.data[offset : offset + size]
+        to.cta.shared.write(to.offset, data, operation.access)
+        complete_bytes(mbar, size, operation)
+
+    return effect
 
 
 @instruction(
@@ -218,9 +212,7 @@ def _to_cluster(i: Instruction, reduction: str | None, element: str) -> Any:
                 to.cta.shared.write(to.offset, data, operation.access)
                 complete_bytes(mbar, size, operation)
 
-            warp.cta.cluster.engine.submit(
-                warp, i, [read_source, write_target], kind="bulk copy to cluster"
-            )
+            start(warp, i, [read_source, write_target], kind="bulk copy to cluster")
 
     return run
 
@@ -308,7 +300,7 @@ def _to_global(i: Instruction, reduction: str | None, element: str) -> Any:
                 segment.write(offset, data, operation.access)
 
             warp.machine.counters.add("bulk_store_bytes", size)
-            operation = warp.cta.cluster.engine.submit(
+            operation = start(
                 warp, i, [read_source, write_target], kind="bulk store", read_effects=1
             )
             add_to_bulk_groups(warp, lanes, operation)

@@ -7,6 +7,7 @@ Invariant: a copy reads its tensor map and its operands when it is issued; memor
 inside effects, by the operation's own access.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from fovea.emulator.async_engine import Operation
+from fovea.emulator.async_engine import Effect, Operation
 from fovea.emulator.errors import IllegalOperand, Misaligned, OutOfBounds
 from fovea.emulator.isa.instruction import Array, Instruction
 from fovea.emulator.layout.descriptor import CHUNK_BYTES
@@ -26,6 +27,17 @@ _OFFSET_MASK = (1 << RANK_SHIFT) - 1
 _TENSOR_ALIGNMENT = 128
 _NAN_BITS = {2: 0x7FFF, 4: 0x7FFFFFFF, 8: 0x7FFFFFFFFFFFFFFF}
 _FLOAT_TYPES = ("f16", "bf16", "f32", "f32.ftz", "f64", "tf32", "tf32.ftz")
+
+
+def start(warp: Any, i: Instruction, effects: Sequence[Effect], **more: Any) -> Operation:
+    """Submit an operation of the asynchronous proxy to the cluster's engine.
+
+    The operation hands on what the warp had done until now (through the mbarrier it signals), so
+    the warp's own time advances: what it does next is not covered by the operation's completion.
+    """
+    operation: Operation = warp.cta.cluster.engine.submit(warp, i, effects, **more)
+    warp.access.tick()
+    return operation
 
 
 @dataclass(frozen=True, slots=True)

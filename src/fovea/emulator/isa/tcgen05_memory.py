@@ -16,7 +16,7 @@ import numpy as np
 from fovea.emulator.async_engine import Operation
 from fovea.emulator.errors import IllegalOperand, OutOfBounds
 from fovea.emulator.isa import instruction
-from fovea.emulator.isa.copy_engine import issues, own_shared_place
+from fovea.emulator.isa.copy_engine import issues, own_shared_place, start
 from fovea.emulator.isa.instruction import ALL_LANES, Array, Instruction
 from fovea.emulator.isa.tensor_core import (
     SM100,
@@ -266,8 +266,8 @@ def _load(i: Instruction, reduce: Any) -> Any:
 
         def effect(operation: Operation) -> None:
             blocks = [
-                warp.cta.tmem.read(lane, access.lanes, start, width, operation.access)
-                for start in starts
+                warp.cta.tmem.read(lane, access.lanes, first, width, operation.access)
+                for first in starts
             ]
             if packs:
                 blocks = [(block[:, 0::2] & 0xFFFF) | block[:, 1::2] << 16 for block in blocks]
@@ -276,7 +276,7 @@ def _load(i: Instruction, reduce: Any) -> Any:
                 rows = [*rows, reduce(np.stack(rows))]
             operation.results.update(enumerate(rows))
 
-        operation = warp.cta.cluster.engine.submit(warp, i, [effect], kind="tcgen05.ld")
+        operation = start(warp, i, [effect], kind="tcgen05.ld")
         warp.machine.counters.add("tensor_memory_load_bytes", 128 * len(access.rows))
         for key, slot in enumerate(slots):
             if slot is not None:
@@ -316,16 +316,16 @@ def tcgen05_st(i: Instruction) -> Any:
         values = np.stack([read(warp) for read in reads]).view(np.uint32)
 
         def effect(operation: Operation) -> None:
-            for half, start in enumerate(starts):
+            for half, first in enumerate(starts):
                 block = np.zeros((access.lanes, access.columns), np.uint32)
                 chosen = slice(None) if access.halves is None else access.halves == half
                 block[access.rows[:, chosen], access.cells[:, chosen]] = values[:, chosen]
                 if unpacks:
                     block = np.stack((block & 0xFFFF, block >> 16), axis=-1)
                     block = block.reshape(access.lanes, -1)
-                warp.cta.tmem.write(lane, start, block, operation.access)
+                warp.cta.tmem.write(lane, first, block, operation.access)
 
-        operation = warp.cta.cluster.engine.submit(warp, i, [effect], kind="tcgen05.st")
+        operation = start(warp, i, [effect], kind="tcgen05.st")
         warp.machine.counters.add("tensor_memory_store_bytes", 128 * len(access.rows))
         warp.queue("tcgen05.st").add(operation)
 

@@ -15,7 +15,7 @@ import numpy as np
 from fovea.emulator.arithmetic.reduction import check_reduction, reduce_elements
 from fovea.emulator.async_engine import Effect, Operation
 from fovea.emulator.errors import IllegalOperand, OutOfBounds
-from fovea.emulator.isa import bulk_copy as _bulk_copy  # noqa: F401  (registers its forms)
+from fovea.emulator.isa import bulk_copy as bulk_copy  # registers its forms
 from fovea.emulator.isa import instruction
 from fovea.emulator.isa.copy_engine import (
     SharedPlace,
@@ -27,6 +27,7 @@ from fovea.emulator.isa.copy_engine import (
     multicast_ranks,
     own_shared_place,
     shared_place,
+    start,
     tensor_map_at,
     tile_copy,
 )
@@ -114,9 +115,7 @@ def cp_async_bulk_tensor_load(i: Instruction) -> Any:
                 ]
             size = copy.tensor.box_bytes
             warp.machine.counters.add("tensor_load_bytes", size)
-            warp.cta.cluster.engine.submit(
-                warp, i, [_load_effect(copy, *pair) for pair in pairs], kind="tensor load"
-            )
+            start(warp, i, [_load_effect(copy, *pair) for pair in pairs], kind="tensor load")
 
     return run
 
@@ -194,7 +193,7 @@ def _store(i: Instruction, reduction: str | None) -> Any:
                 i, warp, lane, int(sources[lane]), alignment=_ALIGNMENT, what="source"
             )
             warp.machine.counters.add("tensor_store_bytes", copy.tensor.box_bytes)
-            operation = warp.cta.cluster.engine.submit(
+            operation = start(
                 warp, i, _store_effects(copy, place, reduction), kind=kind, read_effects=1
             )
             add_to_bulk_groups(warp, lanes, operation)

@@ -22,6 +22,7 @@ import numpy as np
 
 from fovea.emulator.async_engine import Effect, Operation
 from fovea.emulator.errors import IllegalOperand
+from fovea.emulator.isa.copy_engine import start
 from fovea.emulator.isa.instruction import Array, Instruction
 from fovea.emulator.layout.descriptor import (
     CHUNK_BYTES,
@@ -73,9 +74,7 @@ def submit_tracked(
     """Start an operation of the pipeline, to be covered by the thread's next commit."""
     first = member_ctas(i, warp, group)[0]
     pipeline = first.state.setdefault("tcgen05.pipeline", Pipeline())
-    operation = warp.cta.cluster.engine.submit(
-        warp, i, effects, kind=kind, after=pipeline.known_to(warp)
-    )
+    operation = start(warp, i, effects, kind=kind, after=pipeline.known_to(warp))
     pipeline.add(operation, warp)
     warp.state.setdefault(("tcgen05.tracked", lane, group), []).append(operation)
     return operation
@@ -86,9 +85,7 @@ def commit_tracked(
 ) -> Operation:
     """Start an operation that happens after all that the thread has issued before."""
     key = ("tcgen05.tracked", lane, group)
-    operation = warp.cta.cluster.engine.submit(
-        warp, i, effects, kind="tcgen05.commit", after=warp.state.get(key, ())
-    )
+    operation = start(warp, i, effects, kind="tcgen05.commit", after=warp.state.get(key, ()))
     # The commit covers everything before it, so later commits need to come after it alone.
     warp.state[key] = [operation]
     return operation

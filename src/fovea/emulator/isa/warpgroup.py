@@ -1,22 +1,21 @@
 """A warpgroup's matrix products: four warps issue one product, the unit does it later.
 
-What lives here: the meeting of the four warps' issues, accumulators in flight, and the product
-itself. Not here: the instructions' forms (`isa/wgmma.py`).
+What lives here: the meeting of the four warps' issues, the checks of their registers, and the
+product itself. Not here: accumulators in flight (`isa/accumulator.py`), forms (`isa/wgmma.py`).
 
 Products of one warpgroup happen in issue order; the moment is the engine's choice. A accumulator
 stays a matrix from its first product to the wait that covers its last one. The shared operands
 are read with what the issuing warps had seen: all of B by what all four had, the 16 rows of A of
 each warp by what that warp had.
 
-Invariant: a register of an accumulator in flight is `accumulator.parts[j]`, an unreadable object,
-in every warp that has issued; anything else found there when products are chained is a race.
+Invariant: a product chained on an accumulator in flight finds `accumulator.parts` in its registers
+in every warp; anything else found there is a race.
 
 Source: PTX ISA 9.7.15; reading A by rows is what kernels rely on that write P with a warp-level
 barrier only (inferred).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,15 @@ from fovea.emulator.arithmetic.accumulate import (
 from fovea.emulator.arithmetic.formats import to_float32
 from fovea.emulator.async_engine import Operation
 from fovea.emulator.errors import IllegalOperand, RaceError, UninitialisedRead
+from fovea.emulator.isa.accumulator import (
+    ROWS,
+    WARPS,
+    Accumulator,
+    AccumulatorPart,
+    Product,
+    RegisterFence,
+    Ticket,
+)
 from fovea.emulator.isa.instruction import Array, Instruction
 from fovea.emulator.layout import fragment
 from fovea.emulator.layout.descriptor import (
@@ -40,162 +48,8 @@ from fovea.emulator.layout.descriptor import (
 from fovea.emulator.machine.warp import UNINITIALISED, InFlight
 from fovea.emulator.races import Access, Clock
 
-WARPS = 4
-ROWS = 64
 _K_BYTES = 32
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Product:
-    """The static part of one wgmma.mma_async."""
-
-    instruction: Instruction
-    columns: int
-    k_extent: int
-    d_type: str
-    a_type: str
-    b_type: str
-    element_bytes: int
-    d_slots: tuple[int, ...]
-    a_slots: tuple[int, ...]
-    a_sign: int
-    b_sign: int
-    a_is_k_major: bool
-    b_is_k_major: bool
-    saturates: bool
-
-    @property
-    def flops(self) -> int:
-        """Multiplications and additions of the product."""
-        return 2 * ROWS * self.columns * self.k_extent
-
-    def shares_accumulators_with(self, other: "Product") -> bool:
-        """Return whether the two may follow each other on one accumulator without a wait."""
-        return self.columns == other.columns and self.d_type == other.d_type
-
-
-class AccumulatorPart(InFlight):
-    """One register of an accumulator in flight."""
-
-    __slots__ = ("accumulator",)
-
-    def __init__(self, accumulator: "Accumulator", key: int):
-        self.accumulator = accumulator
-        self.key = key
-
-    def describe(self) -> str:
-        """Return why the register cannot be read."""
-        ticket = self.accumulator.last
-        place = ticket.product.instruction
-        return (
-            f"is the accumulator of `{place.opcode}` (PTX line {place.line}), which no "
-            "wgmma.wait_group has waited for"
-        )
-
-
-class Accumulator:
-    """The D matrix of products in flight.
-
-    Attributes:
-        matrix: 64 x N values, once the first product has happened.
-        values: what each warp's registers held at issue (None where scale-d was false).
-        last: the ticket of the newest product on it.
-        last_of: the newest ticket each warp has issued on it.
-    """
-
-    __slots__ = ("_block", "last", "last_of", "matrix", "parts", "values")
-
-    def __init__(self, product: Product, ticket: "Ticket"):
-        self.parts = [AccumulatorPart(self, j) for j in range(len(product.d_slots))]
-        self.matrix: Array | None = None
-        self.values: list[list[Array] | None] = [None] * WARPS
-        self.last = ticket
-        self.last_of: list[Ticket | None] = [None] * WARPS
-        self._block: Array | None = None
-
-    def load(self, d_type: str) -> Array | None:
-        """Return the matrix the first product adds to, from the warps' registers."""
-        if self.matrix is not None or self.values[0] is None:
-            return self.matrix
-        lanes: list[Array] = []
-        for values in self.values:
-            assert values is not None
-            lanes += values
-        registers = np.concatenate(lanes).view(np.uint32).reshape(WARPS, -1, 32)
-        if d_type == "f16":
-            return fragment.packed_accumulator_from_registers(registers).view(np.float16)
-        matrix = fragment.accumulator_from_registers(registers)
-        return matrix.view(np.int32 if d_type == "s32" else np.float32)
-
-    def store(self, matrix: Array) -> None:
-        """Keep the result of a product."""
-        self.matrix = matrix
-        self._block = None
-
-    def registers(self) -> Array:
-        """Return the [4, registers, 32] block of the finished matrix."""
-        if self._block is None:
-            assert self.matrix is not None
-            if self.matrix.dtype == np.float16:
-                self._block = fragment.packed_accumulator_to_registers(self.matrix.view(np.uint16))
-            else:
-                self._block = fragment.accumulator_to_registers(self.matrix.view(np.uint32))
-        return self._block
-
-
-class RegisterFence:
-    """What the registers held at the last wgmma.fence of a warp.
-
-    A value that was in any register then may be used: copies (`mov`) keep the object.
-    """
-
-    __slots__ = ("_ids", "_kept")
-
-    def __init__(self, registers: Sequence[Any]):
-        self._kept = list(registers)
-        self._ids: set[int] | None = None
-
-    def covers(self, value: Any) -> bool:
-        """Return whether `value` was in a register at the fence, or was delivered since."""
-        if self._ids is None:
-            self._ids = set(map(id, self._kept))
-        return id(value) in self._ids
-
-    def add(self, values: list[Array]) -> None:
-        """Count values that a wait has delivered as fenced."""
-        self._kept += values
-        if self._ids is not None:
-            self._ids.update(map(id, values))
-
-
-class Ticket:
-    """One product of a warpgroup: issued by its warps one after the other, then done."""
-
-    __slots__ = ("a_values", "accumulator", "clocks", "operands", "operation", "product", "warps")
-
-    def __init__(self, product: Product, operands: tuple[int, int, bool]):
-        self.product = product
-        self.operands = operands
-        self.warps: list[Any] = [None] * WARPS
-        self.a_values: list[list[Any] | None] = [None] * WARPS
-        self.clocks: list[Clock | None] = [None] * WARPS
-        self.accumulator = Accumulator(product, self)
-        self.operation: Operation | None = None
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the product has happened."""
-        return self.operation is not None and self.operation.is_complete
-
-    def describe(self) -> str:
-        """Return the product and which warps have not issued it."""
-        place = f"`{self.product.instruction.opcode}` (PTX line {self.product.instruction.line})"
-        if self.operation is not None:
-            return f"{place} under way"
-        issued = [rank for rank, warp in enumerate(self.warps) if warp is not None]
-        missing = [rank for rank in range(WARPS) if rank not in issued]
-        return f"{place} issued by warps {issued} but not by warps {missing} of the warpgroup"
 
 
 class Warpgroup:
@@ -216,8 +70,8 @@ class Warpgroup:
             UninitialisedRead: registers that were never written.
             IllegalOperand: the warps of the warpgroup disagree.
         """
-        rank = warp.index % WARPS
-        number = self._issued[rank]
+        rank: int = warp.index % WARPS
+        number: int = self._issued[rank]
         self._issued[rank] += 1
         ticket = self._tickets.get(number)
         is_first = ticket is None
@@ -262,12 +116,12 @@ class Warpgroup:
 
     def _start(self, warp: Any, ticket: Ticket) -> None:
         after = () if self._last is None or self._last.is_complete else (self._last,)
+
+        def multiply(operation: Operation) -> None:
+            _multiply(ticket, operation)
+
         self._last = ticket.operation = warp.cta.cluster.engine.submit(
-            warp,
-            ticket.product.instruction,
-            [lambda operation: _multiply(ticket, operation)],
-            kind="wgmma",
-            after=after,
+            warp, ticket.product.instruction, [multiply], kind="wgmma", after=after
         )
 
     def _disagreement(

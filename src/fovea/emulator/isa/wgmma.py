@@ -11,8 +11,9 @@ from typing import Any
 
 from fovea.emulator.errors import IllegalOperand
 from fovea.emulator.isa import instruction
+from fovea.emulator.isa.accumulator import Product, RegisterFence, Ticket
 from fovea.emulator.isa.instruction import ALL_LANES, Array, Instruction
-from fovea.emulator.isa.warpgroup import Product, RegisterFence, Ticket, warpgroup_of
+from fovea.emulator.isa.warpgroup import warpgroup_of
 from fovea.emulator.machine.warp import Wait
 from fovea.emulator.ptx import syntax
 

@@ -22,7 +22,7 @@ Source: PTX ISA, "Asynchronous warpgroup level matrix: shared memory matrix layo
 shared memory descriptor"; CUTLASS's canonical layouts (mma_sm90_desc, mma_sm100_desc).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -136,59 +136,41 @@ def operand_chunks(
         )
     start_in_period = descriptor.start % SWIZZLE_PERIOD_BYTES
     table = _chunk_table(
-        start_in_period,
-        descriptor.leading,
-        descriptor.stride,
-        descriptor.base_offset,
-        descriptor.swizzle,
-        descriptor.has_32_byte_atoms,
-        rows,
-        k_bytes,
-        element_bytes,
-        is_k_major,
+        replace(descriptor, start=start_in_period), rows, k_bytes, element_bytes, is_k_major
     )
     return table, (descriptor.start - start_in_period) // CHUNK_BYTES
 
 
 @lru_cache(maxsize=4096)
 def _chunk_table(
-    start: int,
-    leading: int,
-    stride: int,
-    base_offset: int,
-    width: int,
-    has_32_byte_atoms: bool,
-    rows: int,
-    k_bytes: int,
-    element_bytes: int,
-    is_k_major: bool,
+    descriptor: MatrixDescriptor, rows: int, k_bytes: int, element_bytes: int, is_k_major: bool
 ) -> NDArray[np.int64]:
     if is_k_major:
-        offsets = _k_major_offsets(leading, stride, width, rows, k_bytes)
+        offsets = _k_major_offsets(descriptor, rows, k_bytes)
     else:
-        offsets = _mn_major_offsets(leading, stride, width, rows, k_bytes, element_bytes)
-    addresses = offsets + start
-    if has_32_byte_atoms:
+        offsets = _mn_major_offsets(descriptor, rows, k_bytes, element_bytes)
+    addresses = offsets + descriptor.start
+    if descriptor.has_32_byte_atoms:
         addresses = swizzle_32_byte_atoms(addresses)
     else:
-        addresses = swizzle(addresses, width, phase_shift=base_offset)
+        addresses = swizzle(addresses, descriptor.swizzle, phase_shift=descriptor.base_offset)
     table = addresses // CHUNK_BYTES
     table.flags.writeable = False
     return table
 
 
-def _k_major_offsets(
-    leading: int, stride: int, width: int, rows: int, k_bytes: int
-) -> NDArray[np.int64]:
+def _k_major_offsets(descriptor: MatrixDescriptor, rows: int, k_bytes: int) -> NDArray[np.int64]:
+    width = descriptor.swizzle
     row = np.arange(rows, dtype=np.int64)[:, None]
     chunk = np.arange(k_bytes // CHUNK_BYTES, dtype=np.int64)[None, :]
-    chunk_step = CHUNK_BYTES if width else leading
-    return (row % 8) * (width or CHUNK_BYTES) + (row // 8) * stride + chunk * chunk_step
+    chunk_step = CHUNK_BYTES if width else descriptor.leading
+    return (row % 8) * (width or CHUNK_BYTES) + (row // 8) * descriptor.stride + chunk * chunk_step
 
 
 def _mn_major_offsets(
-    leading: int, stride: int, width: int, rows: int, k_bytes: int, element_bytes: int
+    descriptor: MatrixDescriptor, rows: int, k_bytes: int, element_bytes: int
 ) -> NDArray[np.int64]:
+    leading, stride, width = descriptor.leading, descriptor.stride, descriptor.swizzle
     if rows * element_bytes % CHUNK_BYTES:
         raise ValueError(
             f"an MN-major operand of {rows} elements of {element_bytes} bytes is no whole "

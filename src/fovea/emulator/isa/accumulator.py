@@ -1,0 +1,176 @@
+"""Accumulators of warpgroup products in flight, and what a warp has issued.
+
+What lives here: the static part of a product, its ticket while four warps issue it, the accumulator
+that stays a matrix until a wait delivers it, and what a wgmma.fence covers. Not here: who may
+issue what when (`isa/warpgroup.py`), forms (`isa/wgmma.py`).
+
+Invariant: a register of an accumulator in flight is `accumulator.parts[j]`, an unreadable object,
+in every warp that has issued.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fovea.emulator.async_engine import Operation
+from fovea.emulator.isa.instruction import Array, Instruction
+from fovea.emulator.layout import fragment
+from fovea.emulator.machine.warp import InFlight
+from fovea.emulator.races import Clock
+
+WARPS = 4
+ROWS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Product:
+    """The static part of one wgmma.mma_async."""
+
+    instruction: Instruction
+    columns: int
+    k_extent: int
+    d_type: str
+    a_type: str
+    b_type: str
+    element_bytes: int
+    d_slots: tuple[int, ...]
+    a_slots: tuple[int, ...]
+    a_sign: int
+    b_sign: int
+    a_is_k_major: bool
+    b_is_k_major: bool
+    saturates: bool
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of the product."""
+        return 2 * ROWS * self.columns * self.k_extent
+
+    def shares_accumulators_with(self, other: "Product") -> bool:
+        """Return whether the two may follow each other on one accumulator without a wait."""
+        return self.columns == other.columns and self.d_type == other.d_type
+
+
+class AccumulatorPart(InFlight):
+    """One register of an accumulator in flight."""
+
+    __slots__ = ("accumulator",)
+
+    def __init__(self, accumulator: "Accumulator", key: int):
+        self.accumulator = accumulator
+        self.key = key
+
+    def describe(self) -> str:
+        """Return why the register cannot be read."""
+        ticket = self.accumulator.last
+        place = ticket.product.instruction
+        return (
+            f"is the accumulator of `{place.opcode}` (PTX line {place.line}), which no "
+            "wgmma.wait_group has waited for"
+        )
+
+
+class Accumulator:
+    """The D matrix of products in flight.
+
+    Attributes:
+        matrix: 64 x N values, once the first product has happened.
+        values: what each warp's registers held at issue (None where scale-d was false).
+        last: the ticket of the newest product on it.
+        last_of: the newest ticket each warp has issued on it.
+    """
+
+    __slots__ = ("_block", "last", "last_of", "matrix", "parts", "values")
+
+    def __init__(self, product: Product, ticket: "Ticket"):
+        self.parts = [AccumulatorPart(self, j) for j in range(len(product.d_slots))]
+        self.matrix: Array | None = None
+        self.values: list[list[Array] | None] = [None] * WARPS
+        self.last = ticket
+        self.last_of: list[Ticket | None] = [None] * WARPS
+        self._block: Array | None = None
+
+    def load(self, d_type: str) -> Array | None:
+        """Return the matrix the first product adds to, from the warps' registers."""
+        if self.matrix is not None or self.values[0] is None:
+            return self.matrix
+        lanes: list[Array] = []
+        for values in self.values:
+            assert values is not None
+            lanes += values
+        registers = np.concatenate(lanes).view(np.uint32).reshape(WARPS, -1, 32)
+        if d_type == "f16":
+            return fragment.packed_accumulator_from_registers(registers).view(np.float16)
+        matrix = fragment.accumulator_from_registers(registers)
+        return matrix.view(np.int32 if d_type == "s32" else np.float32)
+
+    def store(self, matrix: Array) -> None:
+        """Keep the result of a product."""
+        self.matrix = matrix
+        self._block = None
+
+    def registers(self) -> Array:
+        """Return the [4, registers, 32] block of the finished matrix."""
+        if self._block is None:
+            assert self.matrix is not None
+            if self.matrix.dtype == np.float16:
+                self._block = fragment.packed_accumulator_to_registers(self.matrix.view(np.uint16))
+            else:
+                self._block = fragment.accumulator_to_registers(self.matrix.view(np.uint32))
+        return self._block
+
+
+class RegisterFence:
+    """What the registers held at the last wgmma.fence of a warp.
+
+    A value that was in any register then may be used: copies (`mov`) keep the object.
+    """
+
+    __slots__ = ("_ids", "_kept")
+
+    def __init__(self, registers: Sequence[Any]):
+        self._kept = list(registers)
+        self._ids: set[int] | None = None
+
+    def covers(self, value: Any) -> bool:
+        """Return whether `value` was in a register at the fence, or was delivered since."""
+        if self._ids is None:
+            self._ids = set(map(id, self._kept))
+        return id(value) in self._ids
+
+    def add(self, values: list[Array]) -> None:
+        """Count values that a wait has delivered as fenced."""
+        self._kept += values
+        if self._ids is not None:
+            self._ids.update(map(id, values))
+
+
+class Ticket:
+    """One product of a warpgroup: issued by its warps one after the other, then done."""
+
+    __slots__ = ("a_values", "accumulator", "clocks", "operands", "operation", "product", "warps")
+
+    def __init__(self, product: Product, operands: tuple[int, int, bool]):
+        self.product = product
+        self.operands = operands
+        self.warps: list[Any] = [None] * WARPS
+        self.a_values: list[list[Any] | None] = [None] * WARPS
+        self.clocks: list[Clock | None] = [None] * WARPS
+        self.accumulator = Accumulator(product, self)
+        self.operation: Operation | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the product has happened."""
+        return self.operation is not None and self.operation.is_complete
+
+    def describe(self) -> str:
+        """Return the product and which warps have not issued it."""
+        place = f"`{self.product.instruction.opcode}` (PTX line {self.product.instruction.line})"
+        if self.operation is not None:
+            return f"{place} under way"
+        issued = [rank for rank, warp in enumerate(self.warps) if warp is not None]
+        missing = [rank for rank in range(WARPS) if rank not in issued]
+        return f"{place} issued by warps {issued} but not by warps {missing} of the warpgroup"
