@@ -6,8 +6,10 @@ tensors. Not here: tracing (`trace.py`), derivatives as graphs (`derivative.py`)
 broadcasts as the inputs do; a reduction's axes are extra leading dimensions that never leave here.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -79,7 +81,7 @@ def evaluate(
         check,
         source,
     )
-    return run_nodes(graph.nodes, (graph.output,), graph.last_use, surroundings)[0]
+    return run_nodes(graph, surroundings)[0]
 
 
 def evaluate_derivative(
@@ -105,13 +107,7 @@ def evaluate_derivative(
     inputs: dict[str, Tensor | None] = {"score": score, "b": b, "h": h, "q_idx": q_idx}
     surroundings = surround(inputs | {"kv_idx": kv_idx, "grad": grad}, captures, scalars)
     outputs = derivative.outputs
-    last_use = last_uses(derivative.nodes, outputs)
-    values = dict(
-        zip(
-            outputs,
-            run_nodes(derivative.nodes, outputs, last_use, surroundings, keep_axes=True),
-        )
-    )
+    values = dict(zip(outputs, run_nodes(derivative, surroundings, keep_axes=True)))
     d_score = _drop_axes(values[derivative.d_score], surroundings.rank).expand(grad.shape)
     totals: list[Tensor | None] = [None] * len(captures)
     for scatter in derivative.scatters:
@@ -157,27 +153,75 @@ def surround(
 
 
 def run_nodes(
-    nodes: tuple[Node, ...],
-    outputs: tuple[int, ...],
-    last_use: tuple[int, ...],
-    surroundings: Surroundings,
-    keep_axes: bool = False,
+    program: Graph | ScoreDerivative, surroundings: Surroundings, keep_axes: bool = False
 ) -> list[Tensor]:
-    """Return the values of `outputs`; every other value is let go after its last reader."""
+    """Return the values of the program's outputs; every other one is let go after its last reader."""
+    nodes, plan = program.nodes, schedule(program)
     values: list[Tensor | None] = [None] * len(nodes)
     for number, node in enumerate(nodes):
+        if number in plan.products:
+            continue  # its factors go to the sum that reads it
+        is_dot = node.op == "sum" and node.args[0] in plan.products
+        args = nodes[node.args[0]].args if is_dot else node.args
         # operands are in place: nodes are in topological order and live until their last use
-        operands = [values[argument] for argument in node.args]
-        values[number] = _apply(node, operands, surroundings)  # pyright: ignore[reportArgumentType]
-        for argument in node.args:
-            if last_use[argument] == number:
+        operands = [values[argument] for argument in args]
+        if is_dot:
+            values[number] = _dot(node, operands, surroundings.rank)  # pyright: ignore[reportArgumentType]
+        else:
+            values[number] = _apply(node, operands, surroundings)  # pyright: ignore[reportArgumentType]
+        for argument in args:
+            if plan.last_use[argument] == number:
                 values[argument] = None
     results: list[Tensor] = []
-    for output in outputs:
+    for output in program.outputs:
         value = values[output]
         assert value is not None
         results.append(value if keep_axes else _drop_axes(value, surroundings.rank))
     return results
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """When values die, and which products are computed inside the sum that reads them."""
+
+    last_use: tuple[int, ...]
+    products: frozenset[int]
+
+
+@lru_cache(maxsize=512)
+def schedule(program: Graph | ScoreDerivative) -> Schedule:
+    """Return the schedule of a program."""
+    nodes = program.nodes
+    last = list(last_uses(nodes, program.outputs))
+    readers = Counter(argument for node in nodes for argument in node.args)
+    products: set[int] = set()
+    for number, node in enumerate(nodes):
+        if node.op != "sum" or node.dtype not in ("f32", "f64"):
+            continue
+        product = node.args[0]
+        if nodes[product].op != "mul" or readers[product] > 1 or product in program.outputs:
+            continue
+        if all(nodes[factor].op == "load" for factor in nodes[product].args):
+            products.add(product)
+            for factor in nodes[product].args:
+                last[factor] = max(last[factor], number)
+    return Schedule(tuple(last), frozenset(products))
+
+
+def _dot(node: Node, factors: list[Tensor], rank: int) -> Tensor:
+    """Return the sum over an axis of the product of two captured rows.
+
+    Where one row belongs to the query and the other to the key, as a matrix product: the product of
+    all pairs of elements would need the head dim times as much memory.
+    """
+    x, y = factors
+    dimension = -(rank + int(node.attrs[0]) + 1)
+    has_both = x.dim() == y.dim() == -dimension and x.shape[0] == y.shape[0]
+    for left, right in ((x, y), (y, x)):
+        if rank >= 2 and has_both and left.shape[-1] == 1 and right.shape[-2] == 1:
+            rows, columns = left.squeeze(-1).movedim(0, -1), right.squeeze(-2).movedim(0, -2)
+            return (rows @ columns).unsqueeze(0)
+    return torch.sum(x * y, dimension, keepdim=True)
 
 
 def _drop_axes(value: Tensor, rank: int) -> Tensor:

@@ -150,10 +150,10 @@ class Graph:
     def _digest(self) -> str:
         return sha256(self.text().encode()).hexdigest()[:32]
 
-    @cached_property
-    def last_use(self) -> tuple[int, ...]:
-        """Return, for every node, the last node that reads it (itself when none does)."""
-        return last_uses(self.nodes, (self.output,))
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """Return the one output, as a program's outputs."""
+        return (self.output,)
 
     @cached_property
     def has_axes(self) -> bool:

@@ -381,3 +381,40 @@ def test_evaluate_empty_capture_gives_zeros() -> None:
     empty = torch.zeros(0, dtype=torch.int64)
     traced = trace_mask_mod(lambda b, h, q, k: empty[k] == 0)
     assert evaluated(traced, None).all()
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_evaluate_dot_product_of_rows_makes_no_tensor_of_all_element_pairs(swapped: bool) -> None:
+    long_q, long_k = random(1, 2, 64, 128), random(1, 64, 128)
+
+    def mod(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        x, y = long_q[b, h, q], long_k[b, k]
+        return s + ((y * x) if swapped else (x * y)).sum()
+
+    traced = trace_score_mod(mod)
+    largest = 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            largest = max(largest, out.numel() if isinstance(out, Tensor) else 0)
+            return out
+
+    with Watch():
+        result = evaluate(
+            traced.graph,
+            score=torch.zeros(1, 2, 64, 64),
+            b=torch.zeros(1, 1, 1, 1, dtype=torch.int64),
+            h=torch.arange(2).reshape(1, 2, 1, 1),
+            q_idx=torch.arange(64).reshape(1, 1, 64, 1),
+            kv_idx=torch.arange(64).reshape(1, 1, 1, 64),
+            captures=traced.captures,
+            scalars=(),
+        )
+    columns = long_k[:, None].transpose(-1, -2)
+    band = 128 * torch.finfo(torch.float32).eps * (long_q.abs() @ columns.abs())
+    assert ((result - long_q @ columns).abs() <= band).all()
+    assert largest <= 2 * 64 * 128
