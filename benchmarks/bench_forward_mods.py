@@ -21,6 +21,8 @@ from benchmarks import peers, protocol
 from benchmarks.bench_forward import add_common
 from benchmarks.shapes import MOD_SHAPE, Shape
 
+DEVICE = "cuda"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
@@ -30,31 +32,31 @@ class Case:
     mask_mod: Callable[..., Tensor] | None = None
 
 
-def causal(shape: Shape) -> Case:
+def causal(shape: Shape, device: str) -> Case:
     """Return the causal mask as a mask_mod."""
     return Case(mask_mod=lambda b, h, q_idx, kv_idx: q_idx >= kv_idx)
 
 
-def window1024(shape: Shape) -> Case:
+def window1024(shape: Shape, device: str) -> Case:
     """Return a causal sliding window of 1024 keys."""
     return Case(mask_mod=lambda b, h, q_idx, kv_idx: (q_idx >= kv_idx) & (q_idx - kv_idx < 1024))
 
 
-def alibi(shape: Shape) -> Case:
+def alibi(shape: Shape, device: str) -> Case:
     """Return ALiBi with its usual slopes, on a causal mask."""
-    slopes = torch.exp2(-8.0 * torch.arange(1, shape.H + 1, device="cuda") / shape.H)
+    slopes = torch.exp2(-8.0 * torch.arange(1, shape.H + 1, device=device) / shape.H)
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return score + slopes[h] * (kv_idx - q_idx)
 
-    return Case(score_mod=score_mod, mask_mod=causal(shape).mask_mod)
+    return Case(score_mod=score_mod, mask_mod=causal(shape, device).mask_mod)
 
 
-def document(shape: Shape) -> Case:
+def document(shape: Shape, device: str) -> Case:
     """Return causal attention inside documents of random lengths, 683 tokens on average."""
     generator = torch.Generator().manual_seed(0)
     starts = torch.randint(1, shape.S, (12,), generator=generator).sort().values
-    ids = torch.bucketize(torch.arange(shape.S), starts, right=True).to("cuda", torch.int32)
+    ids = torch.bucketize(torch.arange(shape.S), starts, right=True).to(device, torch.int32)
 
     def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return (q_idx >= kv_idx) & (ids[q_idx] == ids[kv_idx])
@@ -62,11 +64,11 @@ def document(shape: Shape) -> Case:
     return Case(mask_mod=mask_mod)
 
 
-def softcap(shape: Shape) -> Case:
+def softcap(shape: Shape, device: str) -> Case:
     """Return a tanh soft cap at 50 on a causal mask."""
     return Case(
         score_mod=lambda score, b, h, q_idx, kv_idx: 50.0 * torch.tanh(score / 50.0),
-        mask_mod=causal(shape).mask_mod,
+        mask_mod=causal(shape, device).mask_mod,
     )
 
 
@@ -77,8 +79,8 @@ def visible_pairs(case: Case, shape: Shape) -> int:
     """Return the number of visible pairs of one head, counted in rows of 512 queries."""
     if case.mask_mod is None:
         return shape.S * shape.S
-    zero = torch.zeros((), dtype=torch.int64, device="cuda")
-    position = torch.arange(shape.S, device="cuda")
+    zero = torch.zeros((), dtype=torch.int64, device=DEVICE)
+    position = torch.arange(shape.S, device=DEVICE)
     return sum(
         int(case.mask_mod(zero, zero, rows[:, None], position).sum())
         for rows in position.split(512)
@@ -107,7 +109,7 @@ def main() -> None:
     for make in CASES:
         if options.case and make.__name__ not in options.case:
             continue
-        case = make(MOD_SHAPE)
+        case = make(MOD_SHAPE, DEVICE)
         launches, outputs = peers.ready(makers(case, inputs))
         checks = peers.largest_difference(outputs)
         del outputs
@@ -127,7 +129,7 @@ def makers(case: Case, inputs: peers.Inputs) -> dict[str, Callable[[], peers.Lau
     mask = None
     if case.mask_mod is not None:
         size = (MOD_SHAPE.S, MOD_SHAPE.S)
-        mask = fovea.create_block_mask(case.mask_mod, None, None, *size, device="cuda")
+        mask = fovea.create_block_mask(case.mask_mod, None, None, *size, device=DEVICE)
     keywords = {"score_mod": case.score_mod, "block_mask": mask}
     return {
         "fovea": lambda: peers.fovea_forward(inputs, MOD_SHAPE, **keywords),

@@ -1,70 +1,11 @@
 """The measuring loop on a simulated GPU, and what a result file holds."""
 
 import json
-import time
 
 import pytest
-import torch
 
 from benchmarks import protocol
 from benchmarks.protocol import Samples, Timing
-
-
-class SimulatedGpu:
-    """A queue of launches with a clock of its own; the host pays a little for each call."""
-
-    def __init__(self) -> None:
-        self.host = 0.0
-        self.device = 0.0
-        self.idle = 0.0
-        self.launched: list[str] = []
-
-    def launch(self, name: str, seconds: float) -> None:
-        self.host += 5e-6
-        self.idle += max(0.0, self.host - self.device)
-        self.device = max(self.device, self.host) + seconds
-        self.launched.append(name)
-
-    def synchronize(self) -> None:
-        self.host = max(self.host, self.device)
-
-    def sleep(self, seconds: float) -> None:
-        self.host += seconds
-
-    def monotonic(self) -> float:
-        self.host += 1e-6
-        return self.host
-
-    # As protocol.Board.
-    def joules(self) -> float:
-        return 650.0 * self.host
-
-    def clock_mhz(self) -> int:
-        return 1500
-
-
-@pytest.fixture
-def gpu(monkeypatch) -> SimulatedGpu:
-    gpu = SimulatedGpu()
-
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            self.at = 0.0
-
-        def record(self) -> None:
-            self.at = max(gpu.device, gpu.host)
-
-        def synchronize(self) -> None:
-            gpu.host = max(gpu.host, self.at)
-
-        def elapsed_time(self, later: "Event") -> float:
-            return (later.at - self.at) * 1000
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", gpu.synchronize)
-    monkeypatch.setattr(time, "sleep", gpu.sleep)
-    monkeypatch.setattr(time, "monotonic", gpu.monotonic)
-    return gpu
 
 
 def test_measure_gives_the_time_of_a_launch_and_the_power(gpu):
