@@ -1,5 +1,7 @@
 """wgmma in one-warpgroup kernels: values against numpy, and each rule with and without."""
 
+from string import Template
+
 import numpy as np
 import pytest
 
@@ -45,53 +47,7 @@ def registers(prefix, count):
     return "{" + ", ".join(f"%{prefix}{j}" for j in range(count)) + "}"
 
 
-def kernel(
-    columns,
-    *,
-    types="f32.bf16.bf16",
-    k=16,
-    width=128,
-    a_width=None,
-    scale_d="0",
-    tail="1, 1, 0, 0",
-    a_registers=False,
-    steps=1,
-    before="",
-    fence="wgmma.fence.sync.aligned;",
-    between="",
-    commit="wgmma.commit_group.sync.aligned;",
-    wait="wgmma.wait_group.sync.aligned 0;",
-    after="",
-    initial=True,
-    copies=None,
-):
-    """One warpgroup multiplies A and B of shared memory, loaded by bulk copies, and stores D."""
-    d_type = types.split(".")[0]
-    count = columns // 4 if d_type == "f16" else columns // 2
-    a = registers("a", 4) if a_registers else "%da"
-    product = "\n".join(
-        f"    wgmma.mma_async.sync.aligned.m64n{columns}k{k}.{types} {registers('d', count)}, {a}, "
-        f"%db, {scale_d if step == 0 else '1'}{', ' + tail if tail else ''};\n"
-        f"    add.u64 %da, %da, 2;\n    add.u64 %db, %db, 2;"
-        for step in range(steps)
-    )
-    stores = "\n".join(f"    st.global.b32 [%out+{512 * j}], %d{j};" for j in range(count))
-    initials = "\n".join(f"    ld.global.b32 %d{j}, [%out+{512 * j}];" for j in range(count))
-    load_a = "\n".join(f"    ld.global.b32 %a{j}, [%frag+{512 * j}];" for j in range(4))
-    copies = (
-        copies
-        or """
-    @%first mbarrier.arrive.expect_tx.shared::cta.b64 %state, [%bar], %total;
-    @%first cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes
-        [%sa], [%in], %bytes, [%bar];
-    @%first cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes
-        [%sb], [%inb], %bytesb, [%bar];
-wait:
-    mbarrier.try_wait.parity.shared::cta.b64 %p, [%bar], 0;
-    @!%p bra wait;
-"""
-    )
-    return f"""
+TEMPLATE = Template(f"""
 .version 8.6
 .target sm_90a
 .address_size 64
@@ -120,26 +76,80 @@ wait:
     mul.wide.u32 %rd0, %tid, 4;
     add.u64 %out, %out, %rd0;
     add.u64 %frag, %frag, %rd0;
-{copies}
-{initials if initial else ""}
-{load_a if a_registers else ""}
+$copies
+$initials
+$fragments
     shr.u32 %t0, %sa, 4;
     cvt.u64.u32 %rd1, %t0;
-    or.b64 %da, %rd1, {descriptor(width if a_width is None else a_width, 64)};
+    or.b64 %da, %rd1, $descriptor_a;
     shr.u32 %t0, %sb, 4;
     cvt.u64.u32 %rd1, %t0;
-    or.b64 %db, %rd1, {descriptor(width, columns)};
-    {before}
-    {fence}
-{product}
-    {commit}
-    {between}
-    {wait}
-    {after}
-{stores}
+    or.b64 %db, %rd1, $descriptor_b;
+    $before
+    $fence
+$products
+    $commit
+    $between
+    $wait
+    $after
+$stores
     ret;
 }}
+""")
+BULK_COPIES = """
+    @%first mbarrier.arrive.expect_tx.shared::cta.b64 %state, [%bar], %total;
+    @%first cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes
+        [%sa], [%in], %bytes, [%bar];
+    @%first cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes
+        [%sb], [%inb], %bytesb, [%bar];
+wait:
+    mbarrier.try_wait.parity.shared::cta.b64 %p, [%bar], 0;
+    @!%p bra wait;
 """
+# What a kernel is made of unless a test says otherwise; texts are put in as they are.
+DEFAULTS = {
+    "types": "f32.bf16.bf16",
+    "k": 16,
+    "width": 128,
+    "scale_d": "0",
+    "tail": "1, 1, 0, 0",
+    "a_registers": False,
+    "steps": 1,
+    "initial": True,
+    "copies": BULK_COPIES,
+    "before": "",
+    "fence": "wgmma.fence.sync.aligned;",
+    "commit": "wgmma.commit_group.sync.aligned;",
+    "between": "",
+    "wait": "wgmma.wait_group.sync.aligned 0;",
+    "after": "",
+}
+
+
+def kernel(columns, **changes):
+    """One warpgroup multiplies A and B of shared memory, loaded by bulk copies, and stores D."""
+    assert changes.keys() <= DEFAULTS.keys()
+    use = DEFAULTS | changes
+    count = columns // 4 if use["types"].startswith("f16") else columns // 2
+    a = registers("a", 4) if use["a_registers"] else "%da"
+    tail = f", {use['tail']}" if use["tail"] else ""
+    head = f"    wgmma.mma_async.sync.aligned.m64n{columns}k{use['k']}.{use['types']}"
+    products = "\n".join(
+        f"{head} {registers('d', count)}, {a}, %db, {'1' if step else use['scale_d']}{tail};\n"
+        "    add.u64 %da, %da, 2;\n    add.u64 %db, %db, 2;"
+        for step in range(use["steps"])
+    )
+    initials = [f"    ld.global.b32 %d{j}, [%out+{512 * j}];" for j in range(count)]
+    fragments = [f"    ld.global.b32 %a{j}, [%frag+{512 * j}];" for j in range(4)]
+    return TEMPLATE.substitute(
+        use,
+        products=products,
+        initials="\n".join(initials if use["initial"] else []),
+        fragments="\n".join(fragments if use["a_registers"] else []),
+        descriptor_a=descriptor(use["width"], 64),
+        descriptor_b=descriptor(use["width"], columns),
+        stores="\n".join(f"    st.global.b32 [%out+{512 * j}], %d{j};" for j in range(count)),
+    )
 
 
 def accumulators(matrix):
