@@ -206,15 +206,11 @@ def _pack(kernel: Kernel, args: Sequence[Any], memory: GlobalMemory) -> np.ndarr
     return packed
 
 
-def _argument_bytes(
-    position: int, parameter: Parameter, value: Any, memory: GlobalMemory
-) -> bytes:
+def _argument_bytes(position: int, parameter: Parameter, value: Any, memory: GlobalMemory) -> bytes:
     label = f"args[{position}]"
     if isinstance(value, bytes | bytearray):
         if len(value) != parameter.size:
-            raise LaunchError(
-                f"{label} has {len(value)} bytes, the parameter has {parameter.size}"
-            )
+            raise LaunchError(f"{label} has {len(value)} bytes, the parameter has {parameter.size}")
         return bytes(value)
     if isinstance(value, np.ndarray) and value.ndim:
         if not value.flags.c_contiguous:

@@ -22,8 +22,8 @@ from fovea.emulator.errors import (
 )
 from fovea.emulator.isa.instruction import ALL_LANES, Instruction
 from fovea.emulator.machine.grid import Cluster, Machine
-from fovea.emulator.machine.warp import DIVERGED, InFlight, PackedInFlight, Split, Unreadable, Warp
 from fovea.emulator.machine.registers import registers_of
+from fovea.emulator.machine.warp import DIVERGED, InFlight, PackedInFlight, Split, Unreadable, Warp
 from fovea.emulator.ptx import syntax
 
 # scheduler steps without any event after which another cluster is started: a running one may be
@@ -322,9 +322,7 @@ def _located(error: EmulatorError, warp: Warp, segment: Any) -> EmulatorError:
     return error
 
 
-def _translated(
-    error: Exception, warp: Warp, segment: Any, program: Any
-) -> EmulatorError:
+def _translated(error: Exception, warp: Warp, segment: Any, program: Any) -> EmulatorError:
     """Return the fault behind an exception of compiled code."""
     instruction = _instruction_of(error, segment)
     if instruction is None:

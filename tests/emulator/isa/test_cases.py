@@ -100,7 +100,8 @@ def _load_script(name: str) -> Any:
     if str(SCRIPTS) not in sys.path:
         sys.path.insert(0, str(SCRIPTS))
     spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = sys.modules.get(name) or importlib.util.module_from_spec(spec)
     if name not in sys.modules:
         sys.modules[name] = module

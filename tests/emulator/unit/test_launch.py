@@ -46,8 +46,7 @@ def test_launch_scales_an_array() -> None:
 )
 def test_malformed_ptx_is_reported_with_its_line(text: str, line: int, message: str) -> None:
     with pytest.raises(emulator.PtxError, match=message) as info:
-        module = emulator.load_ptx(text)
-        module.launch("k", 1, 32)
+        emulator.load_ptx(text).launch("k", 1, 32)
     assert info.value.line == line
 
 
@@ -57,7 +56,7 @@ def test_text_without_directives_is_not_ptx() -> None:
 
 
 def test_unknown_instruction_names_itself_and_its_line() -> None:
-    with pytest.raises(emulator.UnsupportedForm, match="frobnicate.u32") as info:
+    with pytest.raises(emulator.UnsupportedForm, match=r"frobnicate\.u32") as info:
         _load_body(".reg .b32 %a;\nfrobnicate.u32 %a, %a;").launch("k", 1, 32)
     assert info.value.line == 7
     assert info.value.opcode == "frobnicate.u32"

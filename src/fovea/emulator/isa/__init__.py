@@ -15,6 +15,7 @@ from fovea.emulator.isa.forms import Decoder, Entry, Modifiers, parse_form
 # Imported here, before the decorator of the same name is defined: importing a submodule for the
 # first time sets an attribute of the package.
 from fovea.emulator.isa.instruction import Instruction
+
 EVIDENCE = ("silicon-sm90", "manual-only", "inferred")
 
 _ENTRIES: dict[str, list[Entry]] = {}
@@ -103,9 +104,7 @@ def find(
         reason = f"is a form the emulator does not implement; it has: {known}"
     else:
         reason = "is an instruction the emulator does not implement"
-    raise UnsupportedForm(
-        f"`{opcode}` {reason}. To add it see emulator/README.md", line, opcode
-    )
+    raise UnsupportedForm(f"`{opcode}` {reason}. To add it see emulator/README.md", line, opcode)
 
 
 __all__ = ["EVIDENCE", "Instruction", "entries", "find", "instruction", "load_families"]

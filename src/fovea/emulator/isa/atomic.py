@@ -63,7 +63,7 @@ def combine(name: str, ptx_type: str) -> tuple[Combine, Any]:
     return _INTEGER[name], numpy_dtype(ptx_type)
 
 
-_QUALIFIERS = dict(
+_QUALIFIERS = dict(  # noqa: C408 - keywords of the decorator
     sem="relaxed acquire release acq_rel",
     scope="cta cluster gpu sys",
     space="global shared shared::cta shared::cluster",

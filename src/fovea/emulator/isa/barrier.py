@@ -175,9 +175,7 @@ def mbarrier_arrive(ins: Instruction) -> Any:
              sem="release relaxed", scope="cta cluster", space=_ANY_SHARED)  # fmt: skip
 def mbarrier_arrive_expect_tx(ins: Instruction) -> Any:
     """Announce bytes, then arrive once."""
-    return _arrive(
-        ins, None, ins.read("tx", "u32"), is_drop="arrive_drop" in ins.opcode
-    )
+    return _arrive(ins, None, ins.read("tx", "u32"), is_drop="arrive_drop" in ins.opcode)
 
 
 @instruction("mbarrier.op{.sem}{.scope}{.space}.b64 [addr], tx", source="PTX ISA 9.7.13.16.11-12",
@@ -244,7 +242,8 @@ def _condition(
 
 
 @instruction("mbarrier.test_wait{.sem}{.scope}{.space}.b64 waitComplete, [addr], state",
-             "mbarrier.test_wait.parity{.sem}{.scope}{.space}.b64 waitComplete, [addr], phaseParity",
+             "mbarrier.test_wait.parity{.sem}{.scope}{.space}.b64"
+             " waitComplete, [addr], phaseParity",
              source="PTX ISA 9.7.13.16.16", evidence="manual-only", kind="sync",
              sem="acquire relaxed", scope="cta cluster", space=_SHARED)  # fmt: skip
 def mbarrier_test_wait(ins: Instruction) -> Any:
@@ -333,7 +332,7 @@ def _named(ins: Instruction, is_waiting: bool, value: Any = None, finish: Any = 
         else:
             expected = amount(w, mask)
             barrier.counts_all = False
-            if expected % LANES or not LANES <= expected:
+            if expected % LANES or not expected >= LANES:
                 raise IllegalOperand(
                     f"thread count {expected} must be a positive multiple of 32", w.where(ins)
                 )
@@ -391,11 +390,19 @@ def bar_red_popc(ins: Instruction) -> Any:
     return _named(ins, True, lambda w, mask: int(np.count_nonzero(read(w)[mask])), finish)
 
 
-@instruction("bar.red.op.pred p, a, c", "bar.red.op.pred p, a, b, c",
-             "barrier.red.op{.aligned}.pred p, a, c", "barrier.red.op{.aligned}.pred p, a, b, c",
-             "bar.cta.red.op.pred p, a, c", "barrier.cta.red.op{.aligned}.pred p, a, c",
-             "barrier.cta.red.op{.aligned}.pred p, a, b, c",
-             source="PTX ISA 9.7.13.1", kind="sync", evidence="manual-only", op="and or")  # fmt: skip
+@instruction(
+    "bar.red.op.pred p, a, c",
+    "bar.red.op.pred p, a, b, c",
+    "barrier.red.op{.aligned}.pred p, a, c",
+    "barrier.red.op{.aligned}.pred p, a, b, c",
+    "bar.cta.red.op.pred p, a, c",
+    "barrier.cta.red.op{.aligned}.pred p, a, c",
+    "barrier.cta.red.op{.aligned}.pred p, a, b, c",
+    source="PTX ISA 9.7.13.1",
+    kind="sync",
+    evidence="manual-only",
+    op="and or",
+)
 def bar_red_pred(ins: Instruction) -> Any:
     """Wait, then p = and / or of the threads' predicates c."""
     read, write = ins.read("c", "pred"), ins.write("p", "pred")

@@ -64,8 +64,14 @@ def sub_borrow(ins: Instruction) -> Any:
     return _extended(ins, "a b", lambda a, b, c: a - b - c, ins.opcode.startswith("subc"))
 
 
-@instruction("mad.half.cc.type d, a, b, c", "madc.half{.cc}.type d, a, b, c",
-             source="PTX ISA 9.7.2.5-6", evidence="manual-only", half="lo hi", type=_TYPES)  # fmt: skip
+@instruction(
+    "mad.half.cc.type d, a, b, c",
+    "madc.half{.cc}.type d, a, b, c",
+    source="PTX ISA 9.7.2.5-6",
+    evidence="manual-only",
+    half="lo hi",
+    type=_TYPES,
+)
 def mad_carry(ins: Instruction) -> Any:
     """d = half of a * b, plus c (+ carry); `.cc` sets the carry."""
     bits, is_high = int(ins["type"][1:]), ins["half"] == "hi"

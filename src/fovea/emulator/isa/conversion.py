@@ -43,7 +43,9 @@ def _register_type(ins: Instruction, name: str, ptx_type: str) -> str:
     return ptx_type if ptx_type != "bf16" else "b16"
 
 
-def _convert(ins: Instruction, function: Callable[[Array], Array], dtype: str, stype: str) -> Inline:
+def _convert(
+    ins: Instruction, function: Callable[[Array], Array], dtype: str, stype: str
+) -> Inline:
     """Return Inline for `d = function(a)`, with registers wider than the types."""
     read, write = _register_type(ins, "a", stype), _register_type(ins, "d", dtype)
     body = function
@@ -255,8 +257,10 @@ def cvt_float(ins: Instruction) -> Inline:
             if atype == "bf16" or not np.isnan(value).any():
                 return value
             return fp.canonical_f32(value)
-        return fp.nan_f32_to_f64(value, value.astype(np.float64)) if atype == "f32" else (
-            value.astype(np.float64)
+        return (
+            fp.nan_f32_to_f64(value, value.astype(np.float64))
+            if atype == "f32"
+            else (value.astype(np.float64))
         )
 
     return _convert(ins, function, dtype, atype)

@@ -22,9 +22,11 @@ _QUEUE = "cp.async"
 _LOW = (1 << RANK_SHIFT) - 1
 
 
-@instruction("cp.async.ca.state.global{.L2::cache_hint}{.prefetch} [dst], [src], size{, cache-policy}",
+@instruction("cp.async.ca.state.global{.L2::cache_hint}{.prefetch}"
+             " [dst], [src], size{, cache-policy}",
              "cp.async.ca.state.global{.prefetch} [dst], [src], size, src-size",
-             "cp.async.cg.state.global{.L2::cache_hint}{.prefetch} [dst], [src], size{, cache-policy}",
+             "cp.async.cg.state.global{.L2::cache_hint}{.prefetch}"
+             " [dst], [src], size{, cache-policy}",
              "cp.async.cg.state.global{.L2::cache_hint}{.prefetch}"
              " [dst], [src], size, src-size{, cache-policy}",
              source="PTX ISA 9.7.9.25.3.1", evidence="manual-only", kind="copy",
@@ -72,8 +74,6 @@ def _check_places(
     for places, label in ((targets, "destination"), (sources, "source")):
         bad = places % np.uint64(size) != 0
         if bad.any():
-
-
             position = int(np.argmax(bad))
             raise Misaligned(
                 f"the {label} is not a multiple of {size}",
@@ -177,6 +177,3 @@ def cp_async_mbarrier_arrive(ins: Instruction) -> Any:
         )
 
     return run
-
-
-

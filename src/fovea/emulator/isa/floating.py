@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from fovea.emulator.isa import instruction
 from fovea.emulator.isa import bits as fp
+from fovea.emulator.isa import instruction
 from fovea.emulator.isa.instruction import Array, Inline, Instruction
 
 _MODES = "rn rz rm rp"
@@ -185,16 +185,16 @@ def minimum_maximum(ins: Instruction) -> Inline:
     function: Callable[..., Array] = choose_f32(ins.opcode.startswith("max"), ins.has("NaN"))
     pair = function
     if ins.has("xorsign"):
-        def function(a: Array, b: Array) -> Array:  # noqa: F811
+
+        def function(a: Array, b: Array) -> Array:
             sign = (a.view(np.uint32) ^ b.view(np.uint32)) & np.uint32(0x80000000)
             chosen = pair(np.abs(a), np.abs(b))
             signed = chosen.view(np.uint32) & np.uint32(0x7FFFFFFF) | sign
             return np.where(np.isnan(chosen), chosen, signed.view(np.float32))
+
     if "c" in ins.operands:
         inner = function
-        return _apply(
-            ins, _finish(ins, lambda a, b, c: inner(inner(a, b), c)), "a b c", "f32"
-        )
+        return _apply(ins, _finish(ins, lambda a, b, c: inner(inner(a, b), c)), "a b c", "f32")
     return _apply(ins, _finish(ins, function), "a b", "f32")
 
 

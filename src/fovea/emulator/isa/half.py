@@ -189,9 +189,14 @@ def add_mixed(ins: Instruction) -> Inline:
     return ins.assign("d", f"{name}({ins.src('a', 'b16')}, {ins.src('c', 'f32')})", "f32")
 
 
-@instruction("fma.rnd{.sat}.f32.atype d, a, b, c", source="PTX ISA 9.7.5.3",
-             evidence="manual-only", rnd="rn rz rm rp", atype="f16 bf16",
-             targets="sm_100,sm_100a,sm_100f,sm_103,sm_103a,sm_103f,sm_110a,sm_120,sm_120a")  # fmt: skip
+@instruction(
+    "fma.rnd{.sat}.f32.atype d, a, b, c",
+    source="PTX ISA 9.7.5.3",
+    evidence="manual-only",
+    rnd="rn rz rm rp",
+    atype="f16 bf16",
+    targets="sm_100,sm_100a,sm_100f,sm_103,sm_103a,sm_103f,sm_110a,sm_120,sm_120a",
+)
 def fma_mixed(ins: Instruction) -> Inline:
     """d = a * b (halves) + c in float32, rounded once."""
     widen, mode = fp.half_to_f32[ins["atype"]], ins["rnd"]

@@ -309,9 +309,7 @@ class Instruction:
         """Return `Inline` that stores an expression of `ptx_type` in a destination."""
         return Inline(self.result(name, expression, ptx_type), setup)
 
-    def result(
-        self, name: str, expression: str, ptx_type: str
-    ) -> tuple[tuple[int, str], ...]:
+    def result(self, name: str, expression: str, ptx_type: str) -> tuple[tuple[int, str], ...]:
         """Return the (slot, expression) pairs of one destination: none for a sink."""
         operand = self.operands.get(name)
         if operand is None or isinstance(operand, syntax.Sink):

@@ -56,17 +56,13 @@ def _saturate_s32(wide: Array) -> Array:
 @instruction("add.sat.s32 d, a, b", source="PTX ISA 9.7.1.1", evidence="manual-only")
 def add_sat(ins: Instruction) -> Inline:
     """d = clamp(a + b)."""
-    return _call(
-        ins, lambda a, b: _saturate_s32(a.astype(np.int64) + b), "a b", "s32", "s32"
-    )
+    return _call(ins, lambda a, b: _saturate_s32(a.astype(np.int64) + b), "a b", "s32", "s32")
 
 
 @instruction("sub.sat.s32 d, a, b", source="PTX ISA 9.7.1.2", evidence="manual-only")
 def sub_sat(ins: Instruction) -> Inline:
     """d = clamp(a - b)."""
-    return _call(
-        ins, lambda a, b: _saturate_s32(a.astype(np.int64) - b), "a b", "s32", "s32"
-    )
+    return _call(ins, lambda a, b: _saturate_s32(a.astype(np.int64) - b), "a b", "s32", "s32")
 
 
 @instruction("add.type d, a, b", source="PTX ISA 9.7.1.1", evidence="manual-only",
@@ -126,9 +122,7 @@ def mul_hi(ins: Instruction) -> Inline:
 def mad_lo(ins: Instruction) -> Inline:
     """d = low half of a * b, plus c, wrapping."""
     t = _unsigned(ins["type"])
-    return ins.assign(
-        "d", f"{ins.src('a', t)} * {ins.src('b', t)} + {ins.src('c', t)}", t
-    )
+    return ins.assign("d", f"{ins.src('a', t)} * {ins.src('b', t)} + {ins.src('c', t)}", t)
 
 
 @instruction("mad.wide.type d, a, b, c", source="PTX ISA 9.7.1.4", evidence="manual-only",
@@ -362,9 +356,7 @@ def bfe(ins: Instruction) -> Inline:
 def _insert(a: Array, b: Array, position: Array, length: Array) -> Array:
     full = (1 << 8 * a.itemsize) - 1
     result: list[int] = []
-    for field, base, start, size in zip(
-        a.tolist(), b.tolist(), position.tolist(), length.tolist()
-    ):
+    for field, base, start, size in zip(a.tolist(), b.tolist(), position.tolist(), length.tolist()):
         mask = (((1 << (size & 0xFF)) - 1) << (start & 0xFF)) & full
         result.append((base & ~mask) | ((field << (start & 0xFF)) & mask))
     return np.array(result, a.dtype)

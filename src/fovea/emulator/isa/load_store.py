@@ -20,7 +20,7 @@ from fovea.emulator.ptx.types import LANES, is_signed, size_bytes
 
 _TYPES = "b8 b16 b32 b64 u8 u16 u32 u64 s8 s16 s32 s64 f32 f64"
 _SPACES = "global shared shared::cta shared::cluster local param param::entry const"
-_LD = dict(
+_LD = dict(  # noqa: C408 - keywords of the decorator
     space=_SPACES,
     vec="v2 v4 v8",
     type=_TYPES + " b128",
@@ -43,7 +43,9 @@ def _segments_of(ins: Instruction, space: str) -> Callable[[Any, Array, Array], 
 
         def own(w: Any, addresses: Array, mask: Array) -> Groups:
             cta = w.cta
-            return [(cta.shared, addresses.astype(np.uint32) ^ (np.uint32(cta.rank) << shift), None)]
+            return [
+                (cta.shared, addresses.astype(np.uint32) ^ (np.uint32(cta.rank) << shift), None)
+            ]
 
         return own
     if space == "shared::cluster":
@@ -84,7 +86,11 @@ def _local(w: Any, addresses: Array, mask: Array) -> tuple[Segment, Array, Array
     offsets = addresses & np.uint64((1 << WINDOW_SHIFT) - 1)
     outside = offsets >= size
     # an offset past the thread's own memory must not reach its neighbour's
-    return w.local, np.where(outside, np.uint64(LANES * size), lanes * np.uint64(size) + offsets), None
+    return (
+        w.local,
+        np.where(outside, np.uint64(LANES * size), lanes * np.uint64(size) + offsets),
+        None,
+    )
 
 
 def _generic(ins: Instruction, w: Any, addresses: Array, mask: Array, space: str) -> Groups:

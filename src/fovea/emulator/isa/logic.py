@@ -91,8 +91,10 @@ def shift_left(a: Array, b: Array) -> Array:
 def shift_right(a: Array, b: Array) -> Array:
     """Return a >> b; sign or 0 from the width on."""
     bits = 8 * a.itemsize
-    return a >> np.minimum(b, bits - 1).astype(a.dtype) if a.dtype.kind == "i" else np.where(
-        b < bits, a >> (b & (bits - 1)).astype(a.dtype), a.dtype.type(0)
+    return (
+        a >> np.minimum(b, bits - 1).astype(a.dtype)
+        if a.dtype.kind == "i"
+        else np.where(b < bits, a >> (b & (bits - 1)).astype(a.dtype), a.dtype.type(0))
     )
 
 

@@ -146,9 +146,7 @@ def stmatrix_b8(ins: Instruction) -> Any:
     def run(w: Any, mask: Array) -> None:
         _full_warp(ins, w, mask)
         cta, offsets = _row_places(ins, w, address(w), 8 * num)
-        rows = [
-            np.ascontiguousarray(value).view(np.uint8).reshape(8, 4, 2, 2) for value in read(w)
-        ]
+        rows = [np.ascontiguousarray(value).view(np.uint8).reshape(8, 4, 2, 2) for value in read(w)]
         # lane T holds bytes of rows T / 4 and T / 4 + 8 (pairs), columns 2 (T % 4) and the next
         turned = [tile.transpose(1, 3, 2, 0).reshape(8, _ROW) for tile in rows]
         cta.shared.write_at(offsets, np.concatenate(turned), _ROW, w.touch(ins, mask))

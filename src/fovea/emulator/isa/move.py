@@ -130,8 +130,13 @@ def cvta(ins: Instruction) -> Inline:
     return ins.assign("d", f"{ins.src('a', 'u64')} | {ins.program.constant(window, 'u64')}", "u64")
 
 
-@instruction("cvta.to.space.size d, a", source="PTX ISA 9.7.9.20", evidence="manual-only",
-             space="shared shared::cta shared::cluster local param const global", size="u64")  # fmt: skip
+@instruction(
+    "cvta.to.space.size d, a",
+    source="PTX ISA 9.7.9.20",
+    evidence="manual-only",
+    space="shared shared::cta shared::cluster local param const global",
+    size="u64",
+)
 def cvta_to(ins: Instruction) -> Inline:
     """d = address in a state space of a generic address."""
     if not _WINDOWS[ins["space"]]:

@@ -229,8 +229,13 @@ def redux_sync(ins: Instruction) -> Any:
     return run
 
 
-@instruction("redux.sync.op{.abs}{.NaN}.f32 d, a, membermask", source="PTX ISA 9.7.13.13",
-             evidence="manual-only", targets="sm_100a,sm_100f,sm_103a,sm_103f", op="min max")  # fmt: skip
+@instruction(
+    "redux.sync.op{.abs}{.NaN}.f32 d, a, membermask",
+    source="PTX ISA 9.7.13.13",
+    evidence="manual-only",
+    targets="sm_100a,sm_100f,sm_103a,sm_103f",
+    op="min max",
+)
 def redux_sync_f32(ins: Instruction) -> Any:
     """d = min or max of a over the members."""
     read_a, read_members = ins.read("a", "f32"), ins.read("membermask", "u32")

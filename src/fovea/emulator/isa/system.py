@@ -38,8 +38,13 @@ def fence(ins: Instruction) -> Inline:
     return Inline(())
 
 
-@instruction("fence.proxy.tensormap::generic.acquire.scope [addr], size",
-             source="PTX ISA 9.7.13.5", evidence="manual-only", kind="sync", scope=_SCOPES)  # fmt: skip
+@instruction(
+    "fence.proxy.tensormap::generic.acquire.scope [addr], size",
+    source="PTX ISA 9.7.13.5",
+    evidence="manual-only",
+    kind="sync",
+    scope=_SCOPES,
+)
 def fence_proxy_tensormap_acquire(ins: Instruction) -> Any:
     """Order a tensor map's modification before its use; the size must be 128."""
     address, size = ins.address("addr"), ins.immediate("size")

@@ -16,8 +16,18 @@ COUNT_LIMIT = (1 << 20) - 1  # PTX ISA 9.7.13.15.1: valid range of the expected 
 class MBarrier:
     """One mbarrier object in shared memory."""
 
-    __slots__ = ("_clock", "_agents", "arrivals", "expected", "name", "pending", "phase",
-                 "previous", "released", "tx")  # fmt: skip
+    __slots__ = (
+        "_agents",
+        "_clock",
+        "arrivals",
+        "expected",
+        "name",
+        "pending",
+        "phase",
+        "previous",
+        "released",
+        "tx",
+    )  # fmt: skip
 
     def __init__(self, name: str, expected: int, agents: int):
         self.name = name
@@ -33,7 +43,10 @@ class MBarrier:
         self.previous: list[tuple[str, Any, Any]] = []
 
     def arrive(self, count: int, access: Access, is_relaxed: bool = False) -> str:
-        """Count `count` arrivals of an agent (`.relaxed`: without its clock); return what is wrong with them ("" if nothing)."""
+        """Count arrivals of an agent (`.relaxed`: without its clock).
+
+        Return what is wrong with them ("" if nothing).
+        """
         if count > self.pending:
             return (
                 f"arrival of {count} at {self.name} with {self.pending} pending of "

@@ -172,9 +172,7 @@ class KernelProgram:
         self.slot_dtypes = [slot.dtype for slot in slots.values()]
         self.slot_names = [uid.partition(":")[2] for uid in slots]
 
-    def _decode(
-        self, body: list[syntax.Statement | syntax.LabelMark]
-    ) -> list[Instruction | None]:
+    def _decode(self, body: list[syntax.Statement | syntax.LabelMark]) -> list[Instruction | None]:
         decoded: list[Instruction | None] = []
         for position, item in enumerate(body):
             if isinstance(item, syntax.LabelMark):

@@ -280,7 +280,14 @@ def special_register(warp: Warp, name: str) -> tuple[Array, bool]:
     }
     if name in lanes:
         return lanes[name], True
-    clocks = ("%clock", "%clock64", "%clock_hi", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi")
+    clocks = (
+        "%clock",
+        "%clock64",
+        "%clock_hi",
+        "%globaltimer",
+        "%globaltimer_lo",
+        "%globaltimer_hi",
+    )
     if name in clocks:
         machine.time += 1
         now = machine.step * 16 + machine.time

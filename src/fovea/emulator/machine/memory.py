@@ -36,8 +36,19 @@ _INITIALISED = {1: 1, 2: 0x0101, 4: 0x01010101, 8: 0x0101010101010101}
 class Segment:
     """One piece of memory; offsets are bytes from its start."""
 
-    __slots__ = ("_init_views", "_views", "base", "data", "initialised", "low", "name", "shadow",
-                 "space", "is_aligned", "is_read_only")  # fmt: skip
+    __slots__ = (
+        "_init_views",
+        "_views",
+        "base",
+        "data",
+        "initialised",
+        "is_aligned",
+        "is_read_only",
+        "low",
+        "name",
+        "shadow",
+        "space",
+    )  # fmt: skip
 
     def __init__(self, name: str, space: str, data: Array, base: int, low: int = 0):
         self.name = name
@@ -66,7 +77,11 @@ class Segment:
             Fault: out of bounds, misaligned, uninitialised or racing.
         """
         width = item * count
-        if (offsets & (width - 1)).any() if self.is_aligned else ((offsets + self.base) & (width - 1)).any():  # noqa: E501
+        if (
+            (offsets & (width - 1)).any()
+            if self.is_aligned
+            else ((offsets + self.base) & (width - 1)).any()
+        ):
             raise self._misaligned(offsets, width, access)
         try:
             if not self.is_aligned:
@@ -95,7 +110,11 @@ class Segment:
         """
         count = len(values)
         width = item * count
-        if (offsets & (width - 1)).any() if self.is_aligned else ((offsets + self.base) & (width - 1)).any():  # noqa: E501
+        if (
+            (offsets & (width - 1)).any()
+            if self.is_aligned
+            else ((offsets + self.base) & (width - 1)).any()
+        ):
             raise self._misaligned(offsets, width, access)
         if self.is_read_only or (self.low and len(offsets) and int(offsets.min()) < self.low):
             raise self._out_of_bounds(offsets, width, access, "write to read-only or reserved")

@@ -111,7 +111,7 @@ class TensorMemory:
     def _check_range(
         self, lane: int, lanes: int, column: int, columns: int, access: Access
     ) -> None:
-        inside = 0 <= lane and lane + lanes <= TMEM_LANES and 0 <= column
+        inside = lane >= 0 and lane + lanes <= TMEM_LANES and column >= 0
         if not inside or column + columns > TMEM_COLUMNS:
             raise OutOfBounds(
                 f"tensor memory lanes {lane}..{lane + lanes - 1}, columns "

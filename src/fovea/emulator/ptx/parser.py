@@ -4,21 +4,17 @@ Lives here: the grammar of declarations, statements and operands, with scopes. N
 opcodes exist (`isa/`). Invariant: labels, registers and variables in the tree are unique names.
 """
 
-import struct
-from typing import NoReturn
-
 from fovea.emulator.errors import PtxError
 from fovea.emulator.ptx import syntax
-from fovea.emulator.ptx.lexer import Token, tokenize
+from fovea.emulator.ptx.operands import OperandParser
 from fovea.emulator.ptx.scope import Scope
-from fovea.emulator.ptx.types import REGISTER_TYPES, SPECIAL_REGISTERS, is_scalar_type, size_bytes
+from fovea.emulator.ptx.types import REGISTER_TYPES, is_scalar_type, size_bytes
 
 _SPACES = ("reg", "shared", "global", "const", "local", "param", "sreg")
 _LINKAGE = (".extern", ".visible", ".weak", ".common")
 _PERFORMANCE = (".maxntid", ".reqntid", ".minnctapersm", ".maxnctapersm", ".maxnreg", ".noreturn",
                 ".explicitcluster", ".reqnctapercluster", ".maxclusterrank", ".blocksareclusters",
                 ".unique", ".abi_preserve", ".abi_preserve_control")  # fmt: skip
-_PRECEDENCE = (("|",), ("^",), ("&",), ("<<", ">>"), ("+", "-"), ("*", "/", "%"))
 _TEXT_LIMIT = 160
 
 
@@ -33,43 +29,15 @@ def parse(text: str) -> syntax.ModuleSyntax:
     return _Parser(text).module()
 
 
-class _Parser:
+class _Parser(OperandParser):
     def __init__(self, text: str):
-        self._text = text
-        self._tokens = tokenize(text)
-        self._at = 0
+        super().__init__(text)
         self._module = syntax.ModuleSyntax()
         self._scopes = 0
         self._globals = Scope(0, None)
         self._function: syntax.Function | None = None
         self._pending: list[Scope] = []  # the scope of each item of the body, for labels
         self._target_scopes: dict[str, Scope] = {}
-
-    # --- tokens -----------------------------------------------------------------------------
-
-    @property
-    def _token(self) -> Token:
-        return self._tokens[self._at]
-
-    def _next(self) -> Token:
-        token = self._tokens[self._at]
-        self._at += 1
-        return token
-
-    def _accept(self, text: str) -> bool:
-        if self._tokens[self._at].text == text and self._tokens[self._at].kind != "string":
-            self._at += 1
-            return True
-        return False
-
-    def _expect(self, text: str) -> Token:
-        token = self._next()
-        if token.text != text:
-            self._fail(f"expected {text!r}, got {token.text or 'the end of the text'!r}", token)
-        return token
-
-    def _fail(self, message: str, token: Token | None = None) -> NoReturn:
-        raise PtxError(message, (token or self._token).line)
 
     # --- module level -----------------------------------------------------------------------
 
@@ -372,126 +340,6 @@ class _Parser:
             self._accept(",")
         return parts
 
-    # --- operands ---------------------------------------------------------------------------
-
-    def _operand(self, scope: Scope) -> syntax.Operand:
-        token = self._token
-        if token.text == "[":
-            return self._memory(scope)
-        if self._accept("{"):
-            items: list[syntax.Operand] = []
-            while not self._accept("}"):
-                items.append(self._operand(scope))
-                if self._token.text != "}":
-                    self._expect(",")
-            return syntax.Vector(tuple(items))
-        if self._accept("!"):
-            name = self._next()
-            register = scope.register(name.text)
-            if register is None:
-                self._fail(f"{name.text} is not a declared register", name)
-            return syntax.Negated(register)
-        if token.text == "_":
-            self._next()
-            first: syntax.Operand = syntax.Sink()
-        elif token.kind == "word":
-            first = self._name(scope)
-        else:
-            value = self._constant()
-            first = value if isinstance(value, syntax.Immediate) else syntax.Immediate(value)
-        if self._accept("|"):
-            return syntax.Pair(first, self._operand(scope))
-        return first
-
-    def _name(self, scope: Scope) -> syntax.Operand:
-        token = self._next()
-        register = scope.register(token.text)
-        if register is not None:
-            return register
-        if token.text == "WARP_SZ":
-            return syntax.Immediate(32)
-        unique = scope.variable(token.text)
-        if unique is None and token.text.startswith("%"):
-            if token.text.partition(".")[0] not in SPECIAL_REGISTERS:
-                self._fail(f"register {token.text} is not declared", token)
-            return syntax.SpecialRegister(token.text)
-        offset = 0
-        if self._token.text in "+-" and self._token.kind == "punctuation":
-            sign = -1 if self._next().text == "-" else 1
-            offset = sign * int(self._next().text, 0)
-        return syntax.Symbol(unique or token.text, offset)
-
-    def _memory(self, scope: Scope) -> syntax.Memory:
-        token = self._expect("[")
-        if self._token.kind == "word":
-            base = self._name(scope)
-        else:
-            value = self._constant()
-            base = value if isinstance(value, syntax.Immediate) else syntax.Immediate(value)
-        offset = 0
-        if isinstance(base, syntax.Symbol):
-            base, offset = syntax.Symbol(base.name), base.offset
-        while self._token.text in ("+", "-"):
-            sign = -1 if self._next().text == "-" else 1
-            value = self._constant()
-            if not isinstance(value, int):
-                self._fail("an address offset must be an integer", token)
-            offset += sign * value
-        rest: list[syntax.Operand] = []
-        while self._accept(","):
-            rest.append(self._operand(scope))
-        self._expect("]")
-        if not isinstance(base, syntax.Register | syntax.Symbol | syntax.Immediate):
-            self._fail(f"{base} cannot be an address (is the register declared?)", token)
-        return syntax.Memory(base, offset, tuple(rest))
-
-    def _constant(self, level: int = 0) -> int | float | syntax.Immediate:
-        """Parse a constant expression; a lone `0f`/`0d` literal keeps its bits."""
-        if level == len(_PRECEDENCE):
-            return self._atom()
-        value = self._constant(level + 1)
-        while self._token.text in _PRECEDENCE[level] and self._token.kind == "punctuation":
-            if level == 0 and self._tokens[self._at + 1].kind == "word":
-                break  # `5|%p`: a pair, not an expression
-            operator = self._next().text
-            right = self._constant(level + 1)
-            if not isinstance(value, int) or not isinstance(right, int):
-                self._fail("constant expressions are of integers")
-            value = _fold(operator, value, right)
-        return value
-
-    def _atom(self) -> int | float | syntax.Immediate:
-        token = self._next()
-        if token.text == "-":
-            value = self._atom()
-            if isinstance(value, syntax.Immediate):
-                return -value.value
-            return -value
-        if token.text == "~":
-            value = self._atom()
-            if not isinstance(value, int):
-                self._fail("~ needs an integer", token)
-            return ~value
-        if token.text == "(":
-            value = self._constant()
-            self._expect(")")
-            return value
-        if token.kind != "number":
-            self._fail(f"expected a constant, got {token.text!r}", token)
-        text = token.text
-        if text[:2] in ("0f", "0F"):
-            bits = int(text[2:], 16)
-            value = struct.unpack("<f", struct.pack("<I", bits))[0]
-            return syntax.Immediate(value, bits, "f32")
-        if text[:2] in ("0d", "0D"):
-            bits = int(text[2:], 16)
-            return syntax.Immediate(struct.unpack("<d", struct.pack("<Q", bits))[0], bits, "f64")
-        if "." in text or ("e" in text.lower() and text[:2].lower() != "0x"):
-            return float(text)
-        text = text.rstrip("U")
-        is_octal = len(text) > 1 and text[0] == "0" and text.isdigit()
-        return int(text, 8) if is_octal else int(text, 0)
-
     # --- labels -----------------------------------------------------------------------------
 
     def _resolve_labels(self, function: syntax.Function) -> None:
@@ -518,20 +366,3 @@ class _Parser:
                     raise PtxError(f".branchtargets: no label {target}", function.line)
                 unique_targets.append(unique)
             function.branch_targets[name] = tuple(unique_targets)
-
-
-def _fold(operator: str, left: int, right: int) -> int:
-    if operator in ("/", "%") and right == 0:
-        raise PtxError("division by zero in a constant expression")
-    return {
-        "|": lambda: left | right,
-        "^": lambda: left ^ right,
-        "&": lambda: left & right,
-        "<<": lambda: left << right,
-        ">>": lambda: left >> right,
-        "+": lambda: left + right,
-        "-": lambda: left - right,
-        "*": lambda: left * right,
-        "/": lambda: int(left / right),
-        "%": lambda: left - right * int(left / right),
-    }[operator]()

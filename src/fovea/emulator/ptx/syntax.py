@@ -1,6 +1,7 @@
 """The syntax tree of a PTX module: operands, statements, variables, kernels.
 
-Lives here: plain frozen values the parser makes. Not here: meaning (`isa/`) or layout of variables (`ptx/module.py`).
+Lives here: plain frozen values the parser makes. Not here: meaning
+(`isa/`) or layout of variables (`ptx/module.py`).
 Invariant: every node that can be wrong at run time carries the 1-based line of the PTX text.
 """
 
@@ -49,7 +50,7 @@ class Vector:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """`[base+offset]`; a list `[a, {b, c}]` (tensor coordinates) keeps its further parts in `rest`."""
+    """`[base+offset]`; of a list `[a, {b, c}]` (coordinates) the further parts are in `rest`."""
 
     base: "Register | Symbol | Immediate"
     offset: int = 0
@@ -83,7 +84,18 @@ class Label:
     name: str
 
 
-Operand = Register | SpecialRegister | Immediate | Symbol | Vector | Memory | Pair | Negated | Sink | Label
+Operand = (
+    Register
+    | SpecialRegister
+    | Immediate
+    | Symbol
+    | Vector
+    | Memory
+    | Pair
+    | Negated
+    | Sink
+    | Label
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """PTX scalar types: sizes, and the numpy dtype that carries 32 lanes of each.
 
-Lives here: the one mapping from a PTX type name to width, kind and numpy dtype. Not here: how a register or a
-memory cell is accessed (`isa/instruction.py`, `machine/memory.py`). Invariant: a type without a numpy twin (bf16,
-packed types, fp8) is carried as its raw unsigned bits.
+Lives here: the one mapping from a PTX type name to width, kind and numpy dtype. Not here: how a
+register or a memory cell is accessed (`isa/instruction.py`, `machine/memory.py`). Invariant: a type
+without a numpy twin (bf16, packed types, fp8) is carried as its raw unsigned bits.
 """
 
 import numpy as np
