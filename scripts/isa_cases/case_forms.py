@@ -63,8 +63,12 @@ def integer() -> Iterator[Case]:
                    f"add.cc.{t} %o0, %i0, %i1; addc.{t} %o1, %i2, %i3;")  # fmt: skip
         yield Case(f"sub.cc.{t}", (t, t, t, t), (t, t),
                    f"sub.cc.{t} %o0, %i0, %i1; subc.{t} %o1, %i2, %i3;")  # fmt: skip
-        yield Case(f"mad.lo.cc.{t}", (t, t, t, t), (t, t),
-                   f"mad.lo.cc.{t} %o0, %i0, %i1, %i2; madc.hi.{t} %o1, %i0, %i1, %i3;")  # fmt: skip
+        yield Case(
+            f"mad.lo.cc.{t}",
+            (t, t, t, t),
+            (t, t),
+            f"mad.lo.cc.{t} %o0, %i0, %i1, %i2; madc.hi.{t} %o1, %i0, %i1, %i3;",
+        )
 
 
 def logic() -> Iterator[Case]:
@@ -294,10 +298,15 @@ def memory() -> Iterator[Case]:
     for num in (1, 2, 4):
         for trans in ("", ".trans"):
             regs = ", ".join(f"%o{j}" for j in range(num))
-            yield Case(f"ldmatrix.x{num}{trans}", ("b32",) * 4, ("b32",) * num, f"""
+            yield Case(
+                f"ldmatrix.x{num}{trans}",
+                ("b32",) * 4,
+                ("b32",) * num,
+                f"""
                 {_SMEM} shl.b32 %b, %me, 4; add.u32 %a, %a, %b;
                 st.shared.v4.b32 [%a], {{%i0, %i1, %i2, %i3}}; bar.warp.sync -1;
-                ldmatrix.sync.aligned.m8n8.x{num}{trans}.shared.b16 {{{regs}}}, [%a];""")  # fmt: skip
+                ldmatrix.sync.aligned.m8n8.x{num}{trans}.shared.b16 {{{regs}}}, [%a];""",
+            )
             values = ", ".join(f"%i{j}" for j in range(num))
             yield Case(f"stmatrix.x{num}{trans}", ("b32",) * 4, ("b32",) * 4, f"""
                 {_SMEM} shl.b32 %b, %me, 4; add.u32 %a, %a, %b;

@@ -12,9 +12,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
-
 from case_forms import every_case
-from case_table import Case, inputs_of, render
+from case_table import inputs_of, render
 
 FUZZ_THREADS = 2048
 
@@ -53,7 +52,9 @@ class Driver:
         self.call("cuMemcpyHtoD_v2", source, ctypes.c_void_p(host.ctypes.data),
                   ctypes.c_size_t(host.nbytes))  # fmt: skip
         args = (ctypes.c_void_p * 2)(ctypes.addressof(source), ctypes.addressof(target))
-        self.call("cuLaunchKernel", function, len(inputs) // 32, 1, 1, 32, 1, 1, 0, None, args, None)
+        self.call(
+            "cuLaunchKernel", function, len(inputs) // 32, 1, 1, 32, 1, 1, 0, None, args, None
+        )
         self.call("cuCtxSynchronize")
         self.call("cuMemcpyDtoH_v2", ctypes.c_void_p(result.ctypes.data), target,
                   ctypes.c_size_t(result.nbytes))  # fmt: skip
@@ -81,10 +82,8 @@ def main(folder: Path) -> None:
         driver.stamp["driver"] = driver_version.read_text().split("\n")[0]
     np.savez_compressed(folder / "isa_outputs.npz", **arrays)
     (folder / "isa_stamp.json").write_text(json.dumps({"stamp": driver.stamp, "failed": failed}))
-    print(json.dumps({"stamp": driver.stamp, "failed": failed}, indent=1))
+    sys.stdout.write(json.dumps({"stamp": driver.stamp, "failed": failed}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
-
-__all__ = ["Case", "Driver", "main"]

@@ -39,7 +39,9 @@ def main(outputs: Path, stamp: Path, date: str) -> None:
     recorded = np.load(outputs)
     info = json.loads(stamp.read_text())
     driver = re.search(r"\d+\.\d+\.\d+", info["stamp"]["driver"])
-    evidence = f"silicon-sm90: {info['stamp']['gpu']}, driver {driver[0] if driver else '?'}, {date}"
+    evidence = (
+        f"silicon-sm90: {info['stamp']['gpu']}, driver {driver[0] if driver else '?'}, {date}"
+    )
     CASES.mkdir(parents=True, exist_ok=True)
     fuzz: dict[str, str] = {}
     for number, case in enumerate(every_case()):
