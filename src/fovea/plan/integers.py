@@ -22,10 +22,19 @@ def narrow_nodes(graph: Graph, *, wide_integers: bool) -> tuple[bool, ...]:
     for node in graph.nodes:
         operands = [bounds[arg] for arg in node.args]
         bound = _bound(node, operands, graph, extents, wide_integers)
-        # A narrow node must have narrow operands, or its inputs would be cut first.
         bounds.append(min(bound, _UNBOUNDED))
+
+    def fits(node: Node, bound: int) -> bool:
+        # A narrow node must have operands that fit too, or they would be cut before it is computed.
+        return bound <= _INT32_MAX and all(
+            bounds[arg] <= _INT32_MAX
+            for arg in node.args
+            if graph.nodes[arg].dtype in _INTEGERS and node.op != "load"
+        )
+
     return tuple(
-        node.dtype in _INTEGERS and bounds[i] <= _INT32_MAX for i, node in enumerate(graph.nodes)
+        node.dtype in _INTEGERS and fits(node, bound)
+        for node, bound in zip(graph.nodes, bounds, strict=True)
     )
 
 

@@ -23,7 +23,6 @@ EXP2_LOWEST = -127.0  # arguments are clamped here, where the float32 exponent f
 REFERENCE_TILE_N = 128
 
 # The optimistic reference (bfloat16 kernels): a row is redone with the running maximum when its sum
-# of exponentials, or an element of its unnormalised output, is not below these powers of two. Both
-# leave room below the fp32 and bfloat16 limit of 2^128 for one more tile of the largest terms.
+# of exponentials is not below this, or an element of its output is not finite. No single P can then
+# have come near the bfloat16 limit of 2^128.
 OPTIMISTIC_SUM_LIMIT = 2.0**100
-OPTIMISTIC_OUTPUT_LIMIT = 2.0**126

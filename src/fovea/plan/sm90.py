@@ -23,12 +23,8 @@ ELEMENT_BYTES = 2
 _REGISTERS = {1: (56, 256), 2: (24, 240), 3: (32, 160)}
 # Walking block lists takes the producer more registers than a plain range.
 _REGISTERS_BLOCK_LISTS = {2: (40, 232), 3: (56, 152)}
+WORK_WORDS_LIMIT = 32  # 32-bit words of an announcement, at most
 WORK_STAGES = 2  # query tiles announced ahead: one being computed, one being loaded
-
-
-def work_words(consumer_warps: int) -> int:
-    """Return the 32-bit words of an announcement: tile number, redo, a verdict per warp."""
-    return 2 + consumer_warps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +132,8 @@ class ForwardPlan:
         """Shared memory of the CTA: the control region, then Q, K and V, each aligned."""
         control = (
             self.num_barriers * BARRIER_BYTES
-            + WORK_STAGES * work_words(self.work_edge.consumer_warps) * 4
+            + WORK_STAGES * WORK_WORDS_LIMIT * 4
+            + self.kv_stages * 4  # which tile a K stage holds
             + WORK_STAGES * self.tile_m  # one flag per row: redo it
         )
         return -(-control // SHARED_ALIGNMENT) * SHARED_ALIGNMENT + sum(

@@ -1,7 +1,8 @@
 """Which KV tiles a query tile visits, in which order: a contiguous range or block lists.
 
-Lives here: the walk shared by the load and compute roles. Not here: position limits inside a tile
-(`masking.py`). Invariant: `kv_tile(walk, i)` is a pure function, so both roles agree.
+Lives here: the walk, made by the load role, and what both roles read off it. Not here: position
+limits inside a tile (`masking.py`), the passing on (`work.py`). Invariant: the load role alone
+looks at block lists; the compute role is told each tile with its K, and never waits for memory.
 """
 
 from typing import NamedTuple
@@ -11,6 +12,7 @@ import cutlass.cute as cute
 
 from fovea.kernels.device.masking import Band, tile_span
 from fovea.kernels.device.scheduler import Tile
+from fovea.kernels.device.values import select
 from fovea.plan.sm90 import ForwardPlan
 
 
@@ -37,9 +39,11 @@ class Walk(NamedTuple):
     plain_begin: cutlass.Int32  # tiles in [plain_begin, plain_end) lie inside the band
     plain_end: cutlass.Int32
     partial_visits: cutlass.Int32
-    has_plain: cutlass.Boolean  # a tile besides the first that `needs_online` has nothing against
-    tile: Tile
+    has_plain: cutlass.Int32  # 1: a tile besides the first that `needs_online` has nothing against
     q_block: cutlass.Int32
+    m_idx: cutlass.Int32
+    head: cutlass.Int32
+    batch: cutlass.Int32
 
 
 @cute.jit
@@ -68,9 +72,11 @@ def make_walk(
         plain_begin=span.plain_begin,
         plain_end=span.plain_end,
         partial_visits=partial_visits,
-        has_plain=has_plain,
-        tile=tile,
+        has_plain=select(has_plain, cutlass.Int32(1), cutlass.Int32(0)),
         q_block=q_block,
+        m_idx=tile.m_idx,
+        head=tile.head,
+        batch=tile.batch,
     )
 
 
@@ -86,16 +92,15 @@ def kv_tile(
     if cutlass.const_expr(plan.features.block_lists):
         entry = visit // lists.tiles_per_block
         in_block = visit - entry * lists.tiles_per_block
-        tile = walk.tile
         block = cutlass.Int32(0)
         if cutlass.const_expr(plan.features.full_lists):
             if visit < walk.partial_visits:
-                block = lists.mIndices[tile.batch, tile.head, walk.q_block, entry]
+                block = lists.mIndices[walk.batch, walk.head, walk.q_block, entry]
             else:
                 full_entry = entry - walk.partial_visits // lists.tiles_per_block
-                block = lists.mFullIndices[tile.batch, tile.head, walk.q_block, full_entry]
+                block = lists.mFullIndices[walk.batch, walk.head, walk.q_block, full_entry]
         else:
-            block = lists.mIndices[tile.batch, tile.head, walk.q_block, entry]
+            block = lists.mIndices[walk.batch, walk.head, walk.q_block, entry]
         n_idx = block * lists.tiles_per_block + in_block
     return n_idx
 
@@ -112,3 +117,26 @@ def needs_online(
         # The first full block too: a row may have seen nothing in the partial ones.
         return outside_band | (visit <= walk.partial_visits)
     return outside_band
+
+
+class Visit(NamedTuple):
+    """One KV tile of a walk, as the compute role needs it."""
+
+    n_idx: cutlass.Int32
+    is_partial: cutlass.Boolean  # in a block that is not full: the BlockMask's mask_mod applies
+    is_online: cutlass.Boolean
+
+
+@cute.jit
+def visit_word(
+    walk: Walk, visit: cutlass.Int32, n_idx: cutlass.Int32, plan: cutlass.Constexpr
+) -> cutlass.Int32:
+    """Return a visit packed into one word."""
+    is_online = needs_online(walk, visit, n_idx, plan)
+    word = 4 * n_idx + select(is_online, cutlass.Int32(1), cutlass.Int32(0))
+    return word + select(visit < walk.partial_visits, cutlass.Int32(2), cutlass.Int32(0))
+
+
+def unpack_visit(word: cutlass.Int32) -> Visit:
+    """Return what `visit_word` packed."""
+    return Visit(word >> 2, (word & 2) != 0, (word & 1) != 0)

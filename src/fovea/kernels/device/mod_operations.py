@@ -117,7 +117,8 @@ def _tanh(a: Value) -> Value:
 def _floordiv(node: Node, a: Value, b: Value) -> Value:
     if not _is_integer(node):
         a, b = cast(a, "f32"), cast(b, "f32")
-        return cute.math.floor(_divide(a, b))
+        # a - a is NaN for infinite a, as the quotient then is, and else 0.
+        return cute.math.floor(_divide(a, b)) + (a - a)
     return _divide_floor(cast(a, node.dtype), cast(b, node.dtype))[0]
 
 

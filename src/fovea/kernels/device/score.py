@@ -10,9 +10,9 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 
+from fovea.kernels.device.kv_walk import Visit, Walk
 from fovea.kernels.device.masking import Band, column_of_register, mask_row
 from fovea.kernels.device.mods import ModEvaluator, ModTable, Position
-from fovea.kernels.device.scheduler import Tile
 from fovea.kernels.device.softmax import (
     ROWS_PER_THREAD,
     columns_per_thread,
@@ -36,7 +36,7 @@ class ScoreContext(NamedTuple):
 
     q_idx: cutlass.Int32  # this thread's first row; its second is 8 below
     lane_column: cutlass.Int32  # 2 * (lane % 4)
-    tile: Tile
+    walk: Walk
     band: Band
     scalars: Scalars
     mods: ModTable
@@ -45,7 +45,7 @@ class ScoreContext(NamedTuple):
 def make_score_context(
     first_row: cutlass.Int32,
     thread: cutlass.Int32,
-    tile: Tile,
+    walk: Walk,
     band: Band,
     scalars: Scalars,
     mods: ModTable,
@@ -55,7 +55,7 @@ def make_score_context(
     return ScoreContext(
         q_idx=first_row + 16 * (thread // WARP_SIZE) + lane // 4,
         lane_column=2 * (lane % 4),
-        tile=tile,
+        walk=walk,
         band=band,
         scalars=scalars,
         mods=mods,
@@ -72,20 +72,19 @@ def apply_score(
     plan: cutlass.Constexpr,
     acc: cute.Tensor,
     context: ScoreContext,
-    n_idx: cutlass.Int32,
-    is_partial: cutlass.Boolean,
+    at: Visit,
     masked: cutlass.Constexpr,
 ):
     """Turn q.k registers of one KV tile into masked scores in place."""
     features = plan.features
-    first_column = n_idx * plan.tile_n + context.lane_column
+    first_column = at.n_idx * plan.tile_n + context.lane_column
     if cutlass.const_expr(features.modifies_score):
         _modify(plan, acc, context, first_column)
     if cutlass.const_expr(features.mask_mod is not None):
         _apply_mask_mod(plan, acc, context, first_column, "mask_mod")
     if cutlass.const_expr(masked):
         if cutlass.const_expr(features.block_mask_mod is not None):
-            if is_partial:
+            if at.is_partial:
                 _apply_mask_mod(plan, acc, context, first_column, "block_mask_mod")
         for row in cutlass.range_constexpr(ROWS_PER_THREAD):
             q_idx = context.q_idx + 8 * row
@@ -136,8 +135,8 @@ def _position(
     """Return where a register lies; indices at a ragged edge are clamped into range."""
     band = context.band
     return Position(
-        b=context.tile.batch,
-        h=context.tile.head,
+        b=context.walk.batch,
+        h=context.walk.head,
         q_idx=cutlass.Int32(cutlass.min(context.q_idx + 8 * row, band.seqlen_q - 1)),
         kv_idx=cutlass.Int32(
             cutlass.min(first_column + column_of_register(column), band.seqlen_kv - 1)

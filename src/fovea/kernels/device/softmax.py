@@ -86,12 +86,6 @@ def row_in_warpgroup(thread: cutlass.Int32, row: int) -> cutlass.Int32:
     return 16 * (thread // WARP_SIZE) + thread % WARP_SIZE // 4 + 8 * row
 
 
-def largest_of_lanes(value: cutlass.Float32) -> cutlass.Float32:
-    """Return the maximum, NaN if there is one, over the four lanes that share a row."""
-    value = cute.arch.fmax(value, cute.arch.shuffle_sync_bfly(value, offset=1), nan=True)
-    return cute.arch.fmax(value, cute.arch.shuffle_sync_bfly(value, offset=2), nan=True)
-
-
 def add_lanes(value: cutlass.Float32) -> cutlass.Float32:
     """Return the sum over the four lanes that share a row."""
     value = value + cute.arch.shuffle_sync_bfly(value, offset=1)

@@ -11,12 +11,19 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 
+from fovea.kernels.device.kv_walk import Walk
 from fovea.kernels.device.pipeline import Ring, phase_of, release, stage_of, wait_empty
+from fovea.plan.pipeline import Edge
 from fovea.plan.roles import WARP_SIZE
-from fovea.plan.sm90 import work_words
 
 STOP = -1
-_TILE, _REDO, _VERDICT = 0, 1, 2  # words of a slot; one verdict word for every consumer warp
+_TILE, _REDO, _WALK = 0, 1, 2  # words of a slot: these, then one verdict for every consumer warp
+_VERDICT = _WALK + len(Walk._fields)
+
+
+def work_words(edge: Edge) -> int:
+    """Return the 32-bit words of a slot."""
+    return _VERDICT + edge.consumer_warps
 
 
 class WorkRing(NamedTuple):
@@ -31,20 +38,22 @@ class Work(NamedTuple):
     """One announcement.
 
     `tile_number` is STOP when the CTA is done. `is_redo` is 0, or 1 + the slot whose flags say
-    which rows to write.
+    which rows to write. The walk comes ready made: its divisions and look-ups cost the producer,
+    which runs ahead, and not the tensor cores.
     """
 
     tile_number: cutlass.Int32
     is_redo: cutlass.Int32
+    walk: Walk
 
 
 def _word(work: WorkRing, stage: cutlass.Int32, word, edge) -> cutlass.Int32:
     """Return the index of a slot's word."""
-    return stage * work_words(edge.consumer_warps) + word
+    return stage * work_words(edge) + word
 
 
 @cute.jit
-def announce(work: WorkRing, use: cutlass.Int32, tile_number: cutlass.Int32, is_redo, edge):
+def announce(work: WorkRing, use: cutlass.Int32, item: Work, edge: cutlass.Constexpr):
     """Publish the use-th announcement. Run by the producer warp, after its slot was released.
 
     Signals: work_full. The arrival releases the words, written by the same warp, to the consumers.
@@ -52,8 +61,10 @@ def announce(work: WorkRing, use: cutlass.Int32, tile_number: cutlass.Int32, is_
     stage = stage_of(use, edge)
     _forget_verdicts(work, stage, edge)
     if cute.arch.lane_idx() == 0:
-        work.words[_word(work, stage, _TILE, edge)] = tile_number
-        work.words[_word(work, stage, _REDO, edge)] = cutlass.Int32(is_redo)
+        work.words[_word(work, stage, _TILE, edge)] = item.tile_number
+        work.words[_word(work, stage, _REDO, edge)] = item.is_redo
+        for field in cutlass.range_constexpr(len(item.walk)):
+            work.words[_word(work, stage, _WALK + field, edge)] = item.walk[field]
         cute.arch.mbarrier_arrive(work.ring.full + stage)
     cute.arch.sync_warp()
 
@@ -71,9 +82,12 @@ def receive(work: WorkRing, use: cutlass.Int32, edge) -> Work:
     """Wait for the use-th announcement and return it. Run by every consumer thread."""
     stage = stage_of(use, edge)
     cute.arch.mbarrier_wait(work.ring.full + stage, phase_of(use, edge))
-    return Work(
-        work.words[_word(work, stage, _TILE, edge)], work.words[_word(work, stage, _REDO, edge)]
-    )
+
+    def word(place: int) -> cutlass.Int32:
+        return work.words[_word(work, stage, place, edge)]
+
+    walk = Walk(*(word(_WALK + field) for field in range(len(Walk._fields))))
+    return Work(word(_TILE), word(_REDO), walk)
 
 
 def demand_redo(work: WorkRing, slot: cutlass.Int32, warp: cutlass.Int32, edge) -> None:
@@ -123,7 +137,7 @@ def take_back(work: WorkRing, use: cutlass.Int32, edge: cutlass.Constexpr):
 @cute.jit
 def clear(work: WorkRing, edge: cutlass.Constexpr):
     """Give every word of every slot a first value. Run by one thread."""
-    for word in cutlass.range_constexpr(edge.stages * work_words(edge.consumer_warps)):
+    for word in cutlass.range_constexpr(edge.stages * work_words(edge)):
         work.words[word] = cutlass.Int32(0)
 
 

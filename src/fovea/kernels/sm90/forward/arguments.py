@@ -66,3 +66,4 @@ class SharedTiles(NamedTuple):
     k: Ring
     v: Ring
     work: WorkRing
+    visits: cute.Tensor  # of block lists: `visit_word` of the tile in each K stage

@@ -16,11 +16,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import warpgroup
 
-from fovea.kernels.device.kv_walk import Walk, kv_tile, make_walk, needs_online
+from fovea.kernels.device.kv_walk import Visit, Walk, needs_online, unpack_visit
 from fovea.kernels.device.mods import ModTable
 from fovea.kernels.device.pipeline import release, stage_of, wait_full
 from fovea.kernels.device.ptx import pack_pair
-from fovea.kernels.device.scheduler import decode_tile
 from fovea.kernels.device.score import (
     Scalars,
     ScoreContext,
@@ -108,36 +107,33 @@ def run(
     kv_use = cutlass.Int32(0)
     use = cutlass.Int32(0)
     work = receive(shared.work, use, plan.work_edge)
-    tile_number, is_redo = work.tile_number, work.is_redo
-    while tile_number != STOP:
-        tile = decode_tile(tile_number, problem.order)
-        walk = make_walk(tile, problem.band, problem.block_lists, plan)
-        first_row = tile.m_idx * plan.tile_m + consumer * WARPGROUP_ROWS
+    while work.tile_number != STOP:
+        walk = work.walk
+        first_row = walk.m_idx * plan.tile_m + consumer * WARPGROUP_ROWS
         context = StepContext(
-            score=make_score_context(first_row, thread, tile, problem.band, scalars, mods),
+            score=make_score_context(first_row, thread, walk, problem.band, scalars, mods),
             state=state,
             products=products,
             shared=shared,
             q_stage=stage_of(q_use, plan.q_edge),
         )
         wait_full(shared.q, q_use, plan.q_edge)
-        kv_use = _main_loop(plan, context, walk, problem, kv_use, is_redo, consumer)
+        _main_loop(plan, context, walk, kv_use, work.is_redo, consumer)
         finish = epilogue.Finish(
-            tile=tile,
+            walk=walk,
             first_row=first_row,
             thread=thread,
             consumer=consumer,
-            has_plain=walk.has_plain,
-            is_redo=is_redo,
+            is_redo=work.is_redo,
             slot=stage_of(use, plan.work_edge),
             q_stage=stage_of(q_use, plan.q_edge),
         )
         epilogue.run(plan, outputs, scalars, shared, products, state, problem.band, finish)
         release_work(shared.work, use, plan.work_edge)
+        kv_use += walk.visits
         q_use += plan.num_consumers
         use += 1
         work = receive(shared.work, use, plan.work_edge)
-        tile_number, is_redo = work.tile_number, work.is_redo
 
 
 @cute.jit
@@ -145,37 +141,45 @@ def _main_loop(
     plan: cutlass.Constexpr,
     context: StepContext,
     walk: Walk,
-    problem: Problem,
-    kv_use: cutlass.Int32,
+    first_use: cutlass.Int32,
     is_redo: cutlass.Int32,
     consumer: cutlass.Int32,
-) -> cutlass.Int32:
-    """Compute one query tile's unnormalised output; return the count of KV tiles used so far."""
+):
+    """Compute one query tile's unnormalised output; `first_use` counts the KV tiles before it."""
     state = context.state
     state.row_max.fill(-cutlass.Float32.inf)
     state.row_sum.fill(0.0)
     state.reference.fill(0.0)
     context.products.acc_o.fill(0.0)
     if walk.visits > 0:
-        _first_step(plan, context, walk, problem, kv_use)
+        _first_step(plan, context, walk, first_use)
         plain_steps = cutlass.Int32(0)
         for visit in cutlass.range(1, walk.visits, unroll=1):
-            n_idx = kv_tile(walk, visit, problem.block_lists, plan)
-            is_partial = visit < walk.partial_visits
-            use = kv_use + visit - 1
+            use = first_use + visit
+            wait_full(context.shared.k, use, plan.k_edge)
+            at = _visit_at(plan, context, walk, visit, use)
             # Whole steps are chosen between, not parts of one: a branch while a product is in
             # flight would make the compiler wait for it.
             if cutlass.const_expr(plan.is_dynamic or plan.is_optimistic):
-                if (is_redo != 0) | needs_online(walk, visit, n_idx, plan):
-                    _step(plan, context, is_partial, n_idx, use, consumer, plain_steps, True)
+                if (is_redo != 0) | at.is_online:
+                    _step(plan, context, at, use, consumer, plain_steps, True)
                 else:
-                    _step(plan, context, is_partial, n_idx, use, consumer, plain_steps, False)
+                    _step(plan, context, at, use, consumer, plain_steps, False)
                     plain_steps += 1
             else:
                 # Only the tile at the end of the keys is cut, and the first step had that.
-                _step(plan, context, is_partial, n_idx, use, consumer, plain_steps, False)
-        _last_product(plan, context, kv_use + walk.visits - 1)
-    return kv_use + walk.visits
+                _step(plan, context, at, use, consumer, plain_steps, False)
+        _last_product(plan, context, first_use + walk.visits - 1)
+
+
+def _visit_at(
+    plan, context: StepContext, walk: Walk, visit: cutlass.Int32, use: cutlass.Int32
+) -> Visit:
+    """Return the visit whose K lies in the stage of its use, already waited for."""
+    if plan.features.block_lists:
+        return unpack_visit(context.shared.visits[stage_of(use, plan.k_edge)])
+    n_idx = walk.range_end - 1 - visit
+    return Visit(n_idx, cutlass.Boolean(False), needs_online(walk, visit, n_idx, plan))
 
 
 @cute.jit
@@ -201,22 +205,14 @@ def _make_products(plan: cutlass.Constexpr, shared: SharedTiles, thread: cutlass
 
 
 @cute.jit
-def _first_step(
-    plan: cutlass.Constexpr,
-    context: StepContext,
-    walk: Walk,
-    problem: Problem,
-    kv_use: cutlass.Int32,
-):
+def _first_step(plan: cutlass.Constexpr, context: StepContext, walk: Walk, use: cutlass.Int32):
     """Do the first KV tile, masked and online: S and its softmax, no product to overlap yet."""
-    _issue_scores(plan, context, kv_use)
+    wait_full(context.shared.k, use, plan.k_edge)
+    at = _visit_at(plan, context, walk, cutlass.Int32(0), use)
+    _issue_scores(plan, context, use)
     warpgroup.wait_group(0)
-    release(context.shared.k, kv_use, plan.k_edge)
-    n_idx = kv_tile(walk, cutlass.Int32(0), problem.block_lists, plan)
-    is_partial = cutlass.Boolean(True)
-    if cutlass.const_expr(plan.features.full_lists):
-        is_partial = walk.partial_visits > 0
-    apply_score(plan, context.products.acc_s, context.score, n_idx, is_partial, masked=True)
+    release(context.shared.k, use, plan.k_edge)
+    apply_score(plan, context.products.acc_s, context.score, at, masked=True)
     _online_softmax(plan, context, cutlass.Int32(0))
     _store_p(context.products)
 
@@ -225,30 +221,29 @@ def _first_step(
 def _step(
     plan: cutlass.Constexpr,
     context: StepContext,
-    is_partial: cutlass.Boolean,
-    n_idx: cutlass.Int32,
-    kv_use: cutlass.Int32,
+    at: Visit,
+    use: cutlass.Int32,
     consumer: cutlass.Int32,
     after_plain: cutlass.Int32,
     online: cutlass.Constexpr,
 ):
     """Do S of this tile and O += P V of the previous one, softmax while the second runs.
 
-    With `online` the tile is masked and moves the reference to the running maximum.
+    K of this use has been waited for. With `online` the tile is masked and moves the reference to
+    the running maximum.
     """
     shared = context.shared
     products = context.products
-    wait_full(shared.k, kv_use + 1, plan.k_edge)
     if cutlass.const_expr(plan.is_pingpong):
         _wait_turn(consumer)
-    _issue_scores_ready(plan, context, kv_use + 1)
-    wait_full(shared.v, kv_use, plan.v_edge)
-    _issue_output(plan, context, kv_use)
+    _issue_scores(plan, context, use)
+    wait_full(shared.v, use - 1, plan.v_edge)
+    _issue_output(plan, context, use - 1)
     if cutlass.const_expr(plan.is_pingpong):
         _pass_turn(plan, consumer)
     warpgroup.wait_group(1)
-    release(shared.k, kv_use + 1, plan.k_edge)
-    apply_score(plan, products.acc_s, context.score, n_idx, is_partial, masked=online)
+    release(shared.k, use, plan.k_edge)
+    apply_score(plan, products.acc_s, context.score, at, masked=online)
     if cutlass.const_expr(online or not plan.is_optimistic):
         factors = _online_softmax(plan, context, after_plain)
         warpgroup.wait_group(0)
@@ -257,7 +252,7 @@ def _step(
     else:
         _plain_softmax(plan, context)
         warpgroup.wait_group(0)
-    release(shared.v, kv_use, plan.v_edge)
+    release(shared.v, use - 1, plan.v_edge)
     _store_p(products)
 
 
@@ -270,15 +265,10 @@ def _last_product(plan: cutlass.Constexpr, context: StepContext, kv_use: cutlass
     release(context.shared.v, kv_use, plan.v_edge)
 
 
-def _issue_scores(plan, context: StepContext, kv_use: cutlass.Int32) -> None:
-    wait_full(context.shared.k, kv_use, plan.k_edge)
-    _issue_scores_ready(plan, context, kv_use)
-
-
-def _issue_scores_ready(plan, context: StepContext, kv_use: cutlass.Int32) -> None:
+def _issue_scores(plan, context: StepContext, use: cutlass.Int32) -> None:
     products = context.products
-    k_stage = products.tSrK[None, None, None, stage_of(kv_use, plan.k_edge)]
     q_stage = products.tSrQ[None, None, None, context.q_stage]
+    k_stage = products.tSrK[None, None, None, stage_of(use, plan.k_edge)]
     issue(scores_mma(plan), products.acc_s, q_stage, k_stage, accumulate=False)
 
 

@@ -11,8 +11,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync, warp
 
+from fovea.kernels.device.kv_walk import Walk
 from fovea.kernels.device.masking import Band, column_of_register
-from fovea.kernels.device.scheduler import Tile
 from fovea.kernels.device.score import Scalars
 from fovea.kernels.device.softmax import (
     ROWS_PER_THREAD,
@@ -20,6 +20,7 @@ from fovea.kernels.device.softmax import (
     columns_per_thread,
     register_idx,
     row_in_warpgroup,
+    scale_row,
 )
 from fovea.kernels.device.values import select
 from fovea.kernels.sm90.forward.arguments import Outputs, SharedTiles
@@ -35,11 +36,10 @@ _STORE_BARRIER = 4  # named barriers 4..6, one per consumer; 1..3 are the turnst
 class Finish(NamedTuple):
     """Which tile is finished, by whom."""
 
-    tile: Tile
+    walk: Walk
     first_row: cutlass.Int32  # of this warpgroup
     thread: cutlass.Int32  # in this warpgroup
     consumer: cutlass.Int32
-    has_plain: cutlass.Boolean
     is_redo: cutlass.Int32
     slot: cutlass.Int32  # of the announcement, and of its row flags
     q_stage: cutlass.Int32  # of this warpgroup's Q, where O is staged
@@ -94,17 +94,19 @@ def _normalise_row(
     factor = cutlass.Float32(1.0)
     if cutlass.const_expr(features.sink):
         # The sink joins the reference, or 2^(sink - reference) could overflow.
-        sink_log2 = outputs.mSink[finish.tile.head].to(cutlass.Float32) * LOG2_E
+        sink_log2 = outputs.mSink[finish.walk.head].to(cutlass.Float32) * LOG2_E
         joined = select(is_dead, sink_log2, cute.arch.fmax(reference, sink_log2))
         factor = cute.math.exp2(reference - joined, fastmath=True)
         row_sum = row_sum * factor + cute.math.exp2(sink_log2 - joined, fastmath=True)
         reference = joined
     # A true division would call a subroutine and spill the accumulator around it.
-    inverse = factor * cute.arch.rcp_approx(row_sum)
-    for column in cutlass.range_constexpr(columns_per_thread(acc_o)):
-        idx = register_idx(row, column)
+    inverse = select(is_dead, cutlass.Float32(0.0), factor * cute.arch.rcp_approx(row_sum))
+    scale_row(acc_o, row, inverse)
+    if cute.arch.vote_any_sync(is_dead):
         # A row without keys is written as zero, not multiplied by it.
-        acc_o[idx] = select(is_dead, cutlass.Float32(0.0), acc_o[idx] * inverse)
+        for column in cutlass.range_constexpr(columns_per_thread(acc_o)):
+            idx = register_idx(row, column)
+            acc_o[idx] = select(is_dead, cutlass.Float32(0.0), acc_o[idx])
     lse = (reference + cute.math.log2(row_sum, fastmath=True)) * LN_2
     if cutlass.const_expr(not features.sink):
         lse = select(is_dead, cutlass.Float32(-cutlass.Float32.inf), lse)
@@ -130,11 +132,11 @@ def _write_row_numbers(
 ):
     """Write lse and maximum of one row; one of the four lanes that share it does."""
     q_idx = finish.first_row + row_in_warpgroup(finish.thread, row)
-    tile = finish.tile
+    walk = finish.walk
     if finish.thread % 4 == 0 and q_idx < outputs.mLSE.shape[2]:
-        outputs.mLSE[tile.batch, tile.head, q_idx] = state.row_sum[row]
+        outputs.mLSE[walk.batch, walk.head, q_idx] = state.row_sum[row]
         if cutlass.const_expr(plan.features.max_score):
-            outputs.mMaxScore[tile.batch, tile.head, q_idx] = state.row_max[row]
+            outputs.mMaxScore[walk.batch, walk.head, q_idx] = state.row_max[row]
 
 
 @cute.jit
@@ -155,7 +157,7 @@ def _write_rows(
     if warp_in_group == 0:
         cute.arch.cp_async_bulk_wait_group(0)
     _warpgroup_barrier(finish.consumer)
-    tile = finish.tile
+    walk = finish.walk
     columns = outputs.mO_rows.shape[3]
     dtype = element_type(plan)
     for row in cutlass.range_constexpr(ROWS_PER_THREAD):
@@ -170,7 +172,7 @@ def _write_rows(
                 d_idx = column_of_register(column) + 2 * (finish.thread % 4)
                 if d_idx < columns:
                     value = acc_o[register_idx(row, column)].to(dtype)
-                    outputs.mO_rows[tile.batch, q_idx, tile.head, d_idx] = value
+                    outputs.mO_rows[walk.batch, q_idx, walk.head, d_idx] = value
     # Q's memory was not used on the way out, but every warp must be done reading it.
     _warpgroup_barrier(finish.consumer)
     if warp_in_group == 0:
@@ -198,13 +200,13 @@ def _store_output(plan: cutlass.Constexpr, outputs: Outputs, shared: SharedTiles
     # The copy engine reads through the async proxy what stmatrix wrote through the generic one.
     cute.arch.fence_view_async_shared()
     _warpgroup_barrier(finish.consumer)
-    tile = finish.tile
+    walk = finish.walk
     warp_in_group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
     if warp_in_group == 0:
         gO = cute.local_tile(
-            outputs.mO[None, None, tile.head, tile.batch],
+            outputs.mO[None, None, walk.head, walk.batch],
             (WARPGROUP_ROWS, plan.head_dim_v),
-            (tile.m_idx * plan.num_consumers + finish.consumer, 0),
+            (walk.m_idx * plan.num_consumers + finish.consumer, 0),
         )
         tOsO, tOgO = cpasync.tma_partition(
             outputs.atom_o,

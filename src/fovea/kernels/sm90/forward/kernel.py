@@ -19,7 +19,7 @@ from fovea.kernels.device.mods import ModTable, make_mod_table
 from fovea.kernels.device.pipeline import init_ring, make_ring
 from fovea.kernels.device.scheduler import TileOrder
 from fovea.kernels.device.score import Scalars
-from fovea.kernels.device.work import WorkRing, clear
+from fovea.kernels.device.work import WorkRing, clear, work_words
 from fovea.kernels.sm90.forward import compute, load
 from fovea.kernels.sm90.forward.arguments import Outputs, Problem, SharedTiles, TmaLoads
 from fovea.kernels.sm90.wgmma import element_type, row_major_layout, transposed_layout
@@ -27,8 +27,8 @@ from fovea.plan.sm90 import (
     SHARED_ALIGNMENT,
     WARPGROUP_ROWS,
     WORK_STAGES,
+    WORK_WORDS_LIMIT,
     ForwardPlan,
-    work_words,
 )
 
 
@@ -185,13 +185,16 @@ class ForwardKernel:
             rings.append(
                 make_ring(barriers, sum(r.num_barriers for r in plan.edges[: len(rings)]), edge)
             )
-        num_words = WORK_STAGES * work_words(plan.work_edge.consumer_warps)
+        assert work_words(plan.work_edge) <= WORK_WORDS_LIMIT
+        num_words = WORK_STAGES * work_words(plan.work_edge)
         words = smem.allocate_tensor(cutlass.Int32, cute.make_layout(num_words))
         flags = smem.allocate_tensor(cutlass.Uint8, cute.make_layout(WORK_STAGES * plan.tile_m))
+
+        visits = smem.allocate_tensor(cutlass.Int32, cute.make_layout(plan.kv_stages))
 
         def tile(layout: cute.ComposedLayout) -> cute.Tensor:
             return smem.allocate_tensor(dtype, layout.outer, SHARED_ALIGNMENT, layout.inner)
 
         sQ, sK, sV = tile(layouts.q), tile(layouts.k), tile(layouts.v)
         sO = cute.make_tensor(sQ.iterator, layouts.o.outer)
-        return SharedTiles(sQ, sK, sV, sO, *rings[:3], WorkRing(words, flags, rings[3]))
+        return SharedTiles(sQ, sK, sV, sO, *rings[:3], WorkRing(words, flags, rings[3]), visits)

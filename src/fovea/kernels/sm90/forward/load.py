@@ -12,10 +12,17 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
-from fovea.kernels.device.kv_walk import kv_tile, make_walk
+from fovea.kernels.device.kv_walk import Walk, kv_tile, make_walk, visit_word
 from fovea.kernels.device.pipeline import expect_bytes, stage_of, wait_empty
-from fovea.kernels.device.scheduler import Tile, decode_tile, num_tiles
-from fovea.kernels.device.work import STOP, announce, await_verdict, draw_tile, take_back
+from fovea.kernels.device.scheduler import decode_tile, num_tiles
+from fovea.kernels.device.work import (
+    STOP,
+    Work,
+    announce,
+    await_verdict,
+    draw_tile,
+    take_back,
+)
 from fovea.kernels.sm90.forward.arguments import Problem, SharedTiles, TmaLoads
 
 
@@ -43,11 +50,14 @@ def run(plan: cutlass.Constexpr, problem: Problem, tma: TmaLoads, shared: Shared
     fresh, _, _ = cute.arch.block_idx()
     while use >= 0:
         tile_number, is_redo = _next_work(plan, problem, shared, use, fresh)
-        announce(shared.work, use, tile_number, is_redo, plan.work_edge)
+        tile = decode_tile(cutlass.max(tile_number, 0), problem.order)
+        walk = make_walk(tile, problem.band, problem.block_lists, plan)
+        announce(shared.work, use, Work(tile_number, is_redo, walk), plan.work_edge)
         if tile_number == STOP:
             use = cutlass.Int32(-1)
         else:
-            kv_use += _load_tile(plan, problem, tma, shared, tile_number, q_use, kv_use)
+            _load_tile(plan, problem, tma, shared, walk, q_use, kv_use)
+            kv_use += walk.visits
             q_use += plan.num_consumers
             use += 1
             if is_redo == 0:
@@ -101,46 +111,43 @@ def _load_tile(
     problem: Problem,
     tma: TmaLoads,
     shared: SharedTiles,
-    tile_number: cutlass.Int32,
+    walk: Walk,
     q_use: cutlass.Int32,
     kv_use: cutlass.Int32,
-) -> cutlass.Int32:
-    """Load one query tile and the KV tiles it visits; return how many those are."""
-    tile = decode_tile(tile_number, problem.order)
-    walk = make_walk(tile, problem.band, problem.block_lists, plan)
-    views = _views(plan, problem, tma, shared, tile)
+):
+    """Load one query tile and the KV tiles it visits."""
+    views = _views(plan, problem, tma, shared, walk)
     # Q comes even where no key is visible: its memory stages the tile's zeros on their way out.
     _load_q(plan, tma, shared, views, q_use)
     if walk.visits > 0:
         # K runs one tile ahead of V, as the products that need them do.
         n_idx = kv_tile(walk, cutlass.Int32(0), problem.block_lists, plan)
-        _load_k(plan, tma, shared, views, kv_use, n_idx)
+        _load_k(plan, tma, shared, views, walk, cutlass.Int32(0), kv_use, n_idx)
         for visit in cutlass.range(1, walk.visits, unroll=1):
             next_idx = kv_tile(walk, visit, problem.block_lists, plan)
-            _load_k(plan, tma, shared, views, kv_use + visit, next_idx)
+            _load_k(plan, tma, shared, views, walk, visit, kv_use, next_idx)
             _load_v(plan, tma, shared, views, kv_use + visit - 1, n_idx)
             n_idx = next_idx
         _load_v(plan, tma, shared, views, kv_use + walk.visits - 1, n_idx)
-    return walk.visits
 
 
 @cute.jit
 def _views(
-    plan: cutlass.Constexpr, problem: Problem, tma: TmaLoads, shared: SharedTiles, tile: Tile
+    plan: cutlass.Constexpr, problem: Problem, tma: TmaLoads, shared: SharedTiles, walk: Walk
 ) -> _TileViews:
     """Return the TMA partitions of a query tile; KV heads are shared by groups of query heads."""
-    kv_head = tile.head // problem.group_size
+    kv_head = walk.head // problem.group_size
     gQ = cute.local_tile(
-        tma.mQ[None, None, tile.head, tile.batch],
+        tma.mQ[None, None, walk.head, walk.batch],
         (plan.tile_m // plan.num_consumers, plan.head_dim),
         (None, 0),
     )
-    gQ = cute.domain_offset((0, 0, tile.m_idx * plan.num_consumers), gQ)
+    gQ = cute.domain_offset((0, 0, walk.m_idx * plan.num_consumers), gQ)
     gK = cute.local_tile(
-        tma.mK[None, None, kv_head, tile.batch], (plan.tile_n, plan.head_dim), (None, 0)
+        tma.mK[None, None, kv_head, walk.batch], (plan.tile_n, plan.head_dim), (None, 0)
     )
     gV = cute.local_tile(
-        tma.mV[None, None, kv_head, tile.batch], (plan.head_dim_v, plan.tile_n), (0, None)
+        tma.mV[None, None, kv_head, walk.batch], (plan.head_dim_v, plan.tile_n), (0, None)
     )
     tQsQ, tQgQ = _partition(tma.atom_q, shared.sQ, gQ)
     tKsK, tKgK = _partition(tma.atom_k, shared.sK, gK)
@@ -189,14 +196,22 @@ def _load_k(
     tma: TmaLoads,
     shared: SharedTiles,
     views: _TileViews,
-    use: cutlass.Int32,
+    walk: Walk,
+    visit: cutlass.Int32,
+    first_use: cutlass.Int32,
     n_idx: cutlass.Int32,
 ):
-    """Load one K tile into the stage of its use."""
+    """Load the K tile of a visit into its stage, and say which one it is.
+
+    The arrival that announces the bytes also releases that word to the consumers.
+    """
+    use = first_use + visit
+    stage = stage_of(use, plan.k_edge)
     wait_empty(shared.k, use, plan.k_edge)
     with cute.arch.elect_one():
+        if cutlass.const_expr(plan.features.block_lists):
+            shared.visits[stage] = visit_word(walk, visit, n_idx, plan)
         expect_bytes(shared.k, use, plan.k_edge)
-    stage = stage_of(use, plan.k_edge)
     cute.copy(
         tma.atom_k,
         views.tKgK[None, n_idx],

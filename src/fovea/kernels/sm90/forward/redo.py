@@ -17,13 +17,12 @@ from fovea.kernels.device.softmax import (
     ROWS_PER_THREAD,
     add_lanes,
     columns_per_thread,
-    largest_of_lanes,
     register_idx,
     row_in_warpgroup,
 )
 from fovea.kernels.device.work import demand_redo
 from fovea.kernels.sm90.forward.arguments import SharedTiles
-from fovea.plan.numerics import OPTIMISTIC_OUTPUT_LIMIT, OPTIMISTIC_SUM_LIMIT
+from fovea.plan.numerics import OPTIMISTIC_SUM_LIMIT
 from fovea.plan.roles import WARP_SIZE
 from fovea.plan.sm90 import WARPGROUP_ROWS, WARPS_PER_WARPGROUP
 
@@ -44,7 +43,7 @@ def judge(
     fails = cutlass.Boolean(False)
     for row in cutlass.range_constexpr(ROWS_PER_THREAD):
         in_group = row_in_warpgroup(finish.thread, row)
-        is_bad = _is_bad(acc_o, state, row, finish.has_plain)
+        is_bad = _is_bad(acc_o, state, row, finish.walk.has_plain != 0)
         # Rows past the end are never stored, so whatever became of them is right.
         is_bad = is_bad & (finish.first_row + in_group < band.seqlen_q)
         fails = fails | is_bad
@@ -59,15 +58,15 @@ def judge(
 
 def _is_bad(acc_o: cute.Tensor, state, row: int, has_plain: cutlass.Boolean) -> cutlass.Boolean:
     """Return whether a row's sums came too near overflow, or it never had a reference."""
-    largest = cutlass.Float32(0.0)
+    # 0 * o is NaN where o is infinite or NaN, and 0 elsewhere.
+    probes = [cutlass.Float32(0.0), cutlass.Float32(0.0)]
     for column in range(columns_per_thread(acc_o)):
-        largest = cute.arch.fmax(
-            largest, cute.math.absf(acc_o[register_idx(row, column)]), nan=True
-        )
-    largest = largest_of_lanes(largest)
-    row_sum = add_lanes(state.row_sum[row])
+        probe = probes[column % 2]
+        value = acc_o[register_idx(row, column)]
+        probes[column % 2] = cute.math.fma(value, cutlass.Float32(0.0), probe)
+    row_sum = add_lanes(state.row_sum[row] + probes[0] + probes[1])
     # A comparison with NaN is false, so its negation catches NaN too.
-    fits = (row_sum < OPTIMISTIC_SUM_LIMIT) & (largest < OPTIMISTIC_OUTPUT_LIMIT)
+    fits = row_sum < OPTIMISTIC_SUM_LIMIT
     # Scores of -inf in every online tile leave reference 0, which may be far above the others.
     lacks_reference = (state.row_max[row] == -cutlass.Float32.inf) & has_plain
     return (fits ^ cutlass.Boolean(True)) | lacks_reference
