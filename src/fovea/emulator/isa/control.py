@@ -29,6 +29,14 @@ def ret(ins: Instruction) -> Jump:
     return Jump("ret")
 
 
+@instruction(
+    "call{.uni} a{, b}{, c}", source="PTX ISA 9.7.12.5", evidence="manual-only", kind="control"
+)
+def call(ins: Instruction) -> Jump:
+    """Call a device function of the module, vprintf or __assertfail."""
+    return Jump("call")
+
+
 @instruction("exit", source="PTX ISA 9.7.12.7", evidence="manual-only", kind="control")
 def exit_(ins: Instruction) -> Jump:
     """End the lanes that execute it."""

@@ -19,7 +19,7 @@ from fovea.emulator.ptx import syntax
 from fovea.emulator.ptx.types import LANES, is_signed, size_bytes
 
 _TYPES = "b8 b16 b32 b64 u8 u16 u32 u64 s8 s16 s32 s64 f32 f64"
-_SPACES = "global shared shared::cta shared::cluster local param param::entry const"
+_SPACES = "global shared shared::cta shared::cluster local param param::entry param::func const"
 _LD = dict(  # noqa: C408 - keywords of the decorator
     space=_SPACES,
     vec="v2 v4 v8",
@@ -75,19 +75,26 @@ def _remote(ins: Instruction, w: Any, addresses: Array, mask: Array) -> Groups:
     return groups
 
 
+def _state_space(ins: Instruction, name: str) -> str:
+    """Return the state space of a memory operand; parameters of calls live in local memory."""
+    space = ins["space"] or ("global" if ins.has("global") else "")
+    memory = ins.operands[name]
+    if space.startswith("param") and isinstance(memory, syntax.Memory):
+        base = memory.base
+        if isinstance(base, syntax.Symbol) and ins.variable(base.name)[0] == "local":
+            return "local"
+    return space
+
+
 def _local(w: Any, addresses: Array, mask: Array) -> tuple[Segment, Array, Array | None]:
     size = w.machine.program.local_bytes
-    if w.local is None:
-        w.local = Segment("local memory", "local", np.zeros(LANES * size, np.uint8), 0)
-        if w.machine.options.detect_uninitialised:
-            w.local.track_initialised()
     lanes = np.arange(LANES, dtype=np.uint64)
     lanes = lanes if mask is ALL_LANES else lanes[mask]
     offsets = addresses & np.uint64((1 << WINDOW_SHIFT) - 1)
     outside = offsets >= size
     # an offset past the thread's own memory must not reach its neighbour's
     return (
-        w.local,
+        w.local_memory(),
         np.where(outside, np.uint64(LANES * size), lanes * np.uint64(size) + offsets),
         None,
     )
@@ -107,10 +114,9 @@ def _generic(ins: Instruction, w: Any, addresses: Array, mask: Array, space: str
             raise _no_such(ins, w, addresses, mask, position, "global")
         if address >> WINDOW_SHIFT == LOCAL_WINDOW >> WINDOW_SHIFT:
             lane = position if mask is ALL_LANES else int(np.flatnonzero(mask)[position])
-            _local(w, addresses[:0], mask)
             size = machine.program.local_bytes
             offset = address & ((1 << WINDOW_SHIFT) - 1)
-            found = (w.local, lane * size + offset if offset < size else LANES * size)
+            found = (w.local_memory(), lane * size + offset if offset < size else LANES * size)
         else:
             found = machine.segment(w, address)
         if found is None:
@@ -235,7 +241,7 @@ def store_lanes(
 def ld(ins: Instruction) -> Any:
     """d = the value at [a]."""
     ptx_type = ins["type"]
-    space = ins["space"] or ("global" if ins.has("global") else "")
+    space = _state_space(ins, "a")
     if ptx_type == "b128":
         return _ld_b128(ins, space)
     count = len(ins.items("d"))
@@ -308,7 +314,7 @@ def _ld_parameter(ins: Instruction, memory: syntax.Memory, ptx_type: str, count:
 def st(ins: Instruction) -> Any:
     """[a] = b."""
     ptx_type = ins["type"]
-    space = ins["space"] or ("global" if ins.has("global") else "")
+    space = _state_space(ins, "a")
     if ptx_type == "b128":
         store, read = store_lanes(ins, "a", space, 8), ins.read("b", "b128")
         return lambda w, mask: store(

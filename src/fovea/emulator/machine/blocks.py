@@ -7,7 +7,7 @@ Lives here: decoding and code generation. Not here: what instructions do (`isa/`
 that any exception finds its PTX line.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,7 @@ from fovea.emulator.isa.instruction import (
     Slot,
     merge,
 )
+from fovea.emulator.machine.calls import Signature, plan_call
 from fovea.emulator.machine.flow import EXIT, JUMPS, SWITCH_KINDS, Piece, cut
 from fovea.emulator.machine.registers import stored_dtypes
 from fovea.emulator.machine.warp import Wait
@@ -99,10 +100,12 @@ class KernelProgram:
         static_bytes: int,
         local_bytes: int,
         tensor_load_wait: str = "auto",
+        signatures: Mapping[str, Signature] | None = None,
     ):
         self.kernel = function.name
         self.static_bytes = static_bytes
         self.local_bytes = local_bytes
+        self.signatures = signatures or {}
         self.decoding = Program(kernel=function.name, target=target, variables=variables)
         self.decoding.bound.update(
             np=np, merge=merge, narrow=narrow, A=ALL_LANES, ALLB=ALL_BYTES, NONEB=NO_BYTES
@@ -296,6 +299,8 @@ class KernelProgram:
             else:
                 writer.line(f"return {target}")
             return True
+        if jump.kind == "call":
+            return self._write_device_call(writer, instruction, mask, following)
         if jump.kind == "brx":
             operand = instruction.operands["tlist"]
             assert isinstance(operand, syntax.Label)
@@ -312,8 +317,27 @@ class KernelProgram:
         if jump.kind == "trap":
             writer.line(f"{indent}w.trap({self.decoding.bind(instruction, 'i')})")
             return False
-        writer.line(f"{indent}return w.leave({mask}, {following})")
+        leave = "leave" if jump.kind == "exit" else "ret"
+        writer.line(f"{indent}return w.{leave}({mask}, {following})")
         return mask != "m"
+
+    def _write_device_call(
+        self, writer: "_Writer", instruction: Instruction, mask: str, following: int
+    ) -> bool:
+        plan = plan_call(instruction, self.signatures)
+        indent = ""
+        if mask == "m":
+            writer.line("if m is not None:")
+            indent = "    "
+        if plan.builtin is not None:
+            writer.line(f"{indent}{self.decoding.bind(plan.builtin, 'builtin')}(w, {mask})")
+            return False
+        if mask == "m":
+            raise PtxError("a guarded call of a device function", instruction.line)
+        copies = [self.decoding.bind(c, "copies") for c in (plan.arguments, plan.results)]
+        target = self.labels[plan.label]
+        writer.line(f"return w.call(M, {target}, {following}, {copies[0]}, {copies[1]})")
+        return True
 
 
 class _Writer:

@@ -16,10 +16,14 @@ import numpy as np
 from fovea.emulator.async_engine import GroupQueue, Operation
 from fovea.emulator.errors import IllegalOperand, Trap, Where
 from fovea.emulator.isa.instruction import ALL_BYTES, ALL_LANES, Array
+from fovea.emulator.machine.memory import Segment
 from fovea.emulator.ptx.types import LANES
 from fovea.emulator.races import Access, Clock
 
 DIVERGED = -2
+
+# (target, source, bytes) within a thread's local memory: parameters of a device function
+Copies = tuple[tuple[int, int, int], ...]
 
 
 class RegisterUnavailable(TypeError):
@@ -162,7 +166,7 @@ class Split:
         self.lanes = int(np.count_nonzero(mask))
         self.record = record
         self.wait: Wait | None = None
-        self.calls: tuple[int, ...] = ()
+        self.calls: tuple[tuple[int, Copies], ...] = ()
         self.polls = 0
         self.line = 0
 
@@ -225,6 +229,15 @@ class Warp:
         if value is None:
             value = self.cta.special(self, name)
         return value
+
+    def local_memory(self) -> Segment:
+        """Return the local memory of the warp: 32 threads one after the other."""
+        if self.local is None:
+            size = self.machine.program.local_bytes
+            self.local = Segment("local memory", "local", np.zeros(LANES * size, np.uint8), 0)
+            if self.machine.options.detect_uninitialised:
+                self.local.track_initialised()
+        return self.local
 
     def observe(self, operations: Iterable[Operation]) -> None:
         """Note that the warp has waited for operations: join their clocks, deliver results."""
@@ -313,6 +326,34 @@ class Warp:
     def trap(self, instruction: Any) -> None:
         """Raise the fault of a `trap` instruction."""
         raise Trap("the kernel executed trap", self.where(instruction))
+
+    def call(
+        self, mask: Array, target: int, following: int, arguments: Copies, results: Copies
+    ) -> int:
+        """Enter a device function; return its first segment."""
+        self._copy_parameters(mask, arguments)
+        self.current.calls = (*self.current.calls, (following, results))
+        return target
+
+    def ret(self, mask: Array, following: int) -> int:
+        """Return from a device function, or (in the kernel itself) let lanes exit."""
+        split = self.current
+        if not split.calls:
+            return self.leave(mask, following)
+        back, results = split.calls[-1]
+        split.calls = split.calls[:-1]
+        self._copy_parameters(mask, results)
+        return back
+
+    def _copy_parameters(self, mask: Array, copies: Copies) -> None:
+        if not copies:
+            return
+        memory = self.local_memory()
+        for data in (memory.data, memory.initialised):
+            if data is not None:
+                threads = data.reshape(LANES, -1)
+                for target, source, size in copies:
+                    threads[mask, target : target + size] = threads[mask, source : source + size]
 
     def leave(self, mask: Array, following: int) -> int:
         """Let lanes exit; the others go on at `following`. Return DIVERGED."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from fovea.emulator.errors import LaunchError, PtxError
 from fovea.emulator.machine.blocks import KernelProgram
+from fovea.emulator.machine.calls import Signature
 from fovea.emulator.machine.memory import CONST_WINDOW, SHARED_RESERVED_BYTES
 from fovea.emulator.ptx import syntax
 from fovea.emulator.ptx.parser import parse
@@ -141,6 +142,8 @@ class Layout:
 
     def _make_kernel(self, function: syntax.Function, tensor_load_wait: str) -> Kernel:
         variables = dict(self.variables)
+        called = self._called_functions(function)
+        function = _with_functions(function, called)
         parameters, parameter_bytes = _place_parameters(function, variables)
         static_bytes, dynamic_align = self._place_shared(function, variables)
         local_bytes = _place_locals(function, variables)
@@ -151,6 +154,7 @@ class Layout:
             static_bytes,
             local_bytes,
             tensor_load_wait,
+            {f.name: _signature(f) for f in called},
         )
         program.decode_all()
         directives = function.directives
@@ -165,6 +169,22 @@ class Layout:
             static_bytes=static_bytes,
             dynamic_align=dynamic_align,
         )
+
+    def _called_functions(self, kernel: syntax.Function) -> list[syntax.Function]:
+        """Return the device functions of the module that a kernel calls, directly or not."""
+        found: list[syntax.Function] = []
+        waiting = [kernel]
+        while waiting:
+            for item in waiting.pop().body:
+                if not isinstance(item, syntax.Statement) or item.opcode.split(".")[0] != "call":
+                    continue
+                for operand in item.operands:
+                    name = operand.name if isinstance(operand, syntax.Symbol) else ""
+                    function = self.tree.functions.get(name)
+                    if function is not None and function.is_defined and function not in found:
+                        found.append(function)
+                        waiting.append(function)
+        return found
 
     def _place_shared(
         self, function: syntax.Function, variables: dict[str, tuple[str, int]]
@@ -231,8 +251,56 @@ def _place_parameters(
 def _place_locals(function: syntax.Function, variables: dict[str, tuple[str, int]]) -> int:
     offset = 0
     for variable in function.variables:
-        if variable.space == "local":
+        if variable.space in ("local", "param"):
             offset = align_up(offset, variable.align)
             variables[variable.name] = ("local", offset)
             offset += variable_bytes(variable)
     return align_up(offset, 16)
+
+
+# --- device functions -----------------------------------------------------------------------------
+
+
+def _signature(function: syntax.Function) -> Signature:
+    return Signature(
+        f"call:{function.name}",
+        tuple((v.name, variable_bytes(v)) for v in function.results),
+        tuple((v.name, variable_bytes(v)) for v in function.parameters),
+    )
+
+
+def _with_functions(kernel: syntax.Function, called: list[syntax.Function]) -> syntax.Function:
+    """Return a kernel whose body is followed by the bodies of the functions it calls.
+
+    Each function ends in one `ret` that its other returns jump to, so that lanes that part inside
+    it meet there before they return.
+    """
+    if not called:
+        return kernel
+    body = list(kernel.body)
+    body.append(syntax.Statement("exit", (), None, kernel.line, "exit"))
+    variables = list(kernel.variables)
+    targets = dict(kernel.branch_targets)
+    for function in called:
+        end = f"return:{function.name}"
+        body.append(syntax.LabelMark(f"call:{function.name}", function.line))
+        for item in function.body:
+            if isinstance(item, syntax.Statement) and item.opcode.split(".")[0] == "ret":
+                item = syntax.Statement(
+                    "bra", (syntax.Label(end),), item.guard, item.line, item.text
+                )
+            body.append(item)
+        body.append(syntax.LabelMark(end, function.line))
+        body.append(syntax.Statement("ret", (), None, function.line, "ret"))
+        variables += [*function.variables, *function.parameters, *function.results]
+        targets |= function.branch_targets
+    return syntax.Function(
+        name=kernel.name,
+        is_entry=True,
+        parameters=kernel.parameters,
+        line=kernel.line,
+        body=body,
+        variables=variables,
+        branch_targets=targets,
+        directives=kernel.directives,
+    )

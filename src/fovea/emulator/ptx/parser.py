@@ -36,6 +36,7 @@ class _Parser(OperandParser):
         self._scopes = 0
         self._globals = Scope(0, None)
         self._function: syntax.Function | None = None
+        self._is_entry_signature = False
         self._pending: list[Scope] = []  # the scope of each item of the body, for labels
         self._target_scopes: dict[str, Scope] = {}
 
@@ -100,7 +101,9 @@ class _Parser(OperandParser):
         token = self._next()
         if token.kind != "word":
             self._fail(f"expected a function name, got {token.text!r}", token)
+        self._is_entry_signature = is_entry
         parameters = self._parameters(scope) if self._token.text == "(" else []
+        self._is_entry_signature = False
         function = syntax.Function(token.text, is_entry, parameters, token.line, results)
         self._function = function
         while self._token.text in _PERFORMANCE or self._token.text == ".pragma":
@@ -213,7 +216,7 @@ class _Parser(OperandParser):
             count = size if count is None else count * size
             self._expect("]")
         unique = token.text if scope.outer is None else f"{scope.number}:{token.text}"
-        if space == "param" and scope.outer is not None and self._function is None:
+        if space == "param" and self._is_entry_signature:
             unique = token.text
         scope.variables[token.text] = unique
         initial: tuple[int | float | syntax.Symbol, ...] = ()

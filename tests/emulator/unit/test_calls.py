@@ -1,0 +1,100 @@
+"""Calls of device functions, vprintf and __assertfail."""
+
+import numpy as np
+import pytest
+
+from fovea import emulator
+
+HEAD = ".version 8.7\n.target sm_90a\n.address_size 64\n"
+
+FUNCTIONS = """
+.func (.param .b32 func_retval0) square(.param .b32 square_param_0)
+{
+    .reg .b32 %x; .reg .pred %p;
+    ld.param.b32 %x, [square_param_0];
+    setp.gt.u32 %p, %x, 100;
+    @%p bra BIG;
+    mul.lo.u32 %x, %x, %x;
+    st.param.b32 [func_retval0], %x;
+    ret;
+BIG:
+    mov.u32 %x, 7;
+    st.param.b32 [func_retval0], %x;
+    ret;
+}
+.func (.param .b32 func_retval0) twice(.param .b32 twice_param_0)
+{
+    .reg .b32 %x, %y;
+    ld.param.b32 %x, [twice_param_0];
+    {
+    .param .b32 param0; .param .b32 retval0;
+    st.param.b32 [param0], %x;
+    call.uni (retval0), square, (param0);
+    ld.param.b32 %y, [retval0];
+    }
+    add.u32 %y, %y, %x;
+    st.param.b32 [func_retval0], %y;
+    ret;
+}
+"""
+
+KERNEL = """
+.visible .entry k(.param .u64 out)
+{
+    .reg .b64 %o, %i; .reg .b32 %t, %v;
+    ld.param.u64 %o, [out]; mov.u32 %t, %tid.x; mul.wide.u32 %i, %t, 4; add.u64 %o, %o, %i;
+    mul.lo.u32 %t, %t, 5;
+    {
+    .param .b32 param0; .param .b32 retval0;
+    st.param.b32 [param0], %t;
+    call.uni (retval0), twice, (param0);
+    ld.param.b32 %v, [retval0];
+    }
+    shfl.sync.idx.b32 %v, %v, %t, 31, -1;
+    shfl.sync.bfly.b32 %v, %v, 0, 31, -1;
+    st.global.u32 [%o], %v;
+    ret;
+}
+"""
+
+
+def test_divergent_calls_return_together_with_their_values() -> None:
+    out = np.zeros(32, np.uint32)
+    emulator.load_ptx(HEAD + FUNCTIONS + KERNEL).launch("k", 1, 32, args=[out])
+    x = np.arange(32, dtype=np.uint32) * 5
+    value = np.where(x > 100, 7, x * x) + x
+    np.testing.assert_array_equal(out, value[x % 32])
+
+
+def test_unknown_external_function_is_refused() -> None:
+    text = HEAD + ".extern .func other();\n.visible .entry k() { call other; ret; }"
+    with pytest.raises(emulator.UnsupportedForm, match="call of other"):
+        emulator.load_ptx(text).launch("k", 1, 32)
+
+
+PRINT = (
+    HEAD
+    + """.extern .func (.param .b32 r) vprintf(.param .b64 f, .param .b64 a);
+.global .align 1 .b8 message[20] = {116, 61, 37, 100, 32, 120, 61, 37, 46, 50, 102, 0};
+.visible .entry k()
+{
+    .local .align 8 .b8 depot[16];
+    .reg .b64 %l, %g; .reg .b32 %t; .reg .f64 %d; .reg .pred %p;
+    mov.u64 %l, depot; cvta.local.u64 %g, %l; mov.u32 %t, %tid.x;
+    setp.ne.u32 %p, %t, 3; @%p exit;
+    cvt.rn.f64.u32 %d, %t; st.local.u32 [%l], %t; st.local.f64 [%l+8], %d;
+    {
+    .param .b64 param0; .param .b64 param1; .param .b32 retval0; .reg .b64 %m;
+    mov.u64 %m, message; cvta.global.u64 %m, %m;
+    st.param.b64 [param0], %m; st.param.b64 [param1], %g;
+    call.uni (retval0), vprintf, (param0, param1);
+    }
+    ret;
+}
+"""
+)
+
+
+def test_printed_text_is_in_the_result() -> None:
+    result = emulator.load_ptx(PRINT).launch("k", 1, 32)
+    assert result.printed == ("t=3 x=3.00",)
