@@ -1,0 +1,52 @@
+"""Compile the kernels of every GPU test case into a bundle for a machine without a compiler.
+
+From the repository's root, again whenever kernel sources change (what did not change is cached):
+    PYTHONPATH=src python scripts/gpu/make_bundle.py [--output .carry/bundle] [--only WORDS]
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "gpu"))
+
+from cases import CASES
+from special import bundle_problems
+
+from fovea.arch import arch_named
+from fovea.compile.aot import write_bundle
+from fovea.compile.target import CompileTarget, native_host_triple
+from fovea.compile.variant import ForwardVariant
+from fovea.plan.select import forward_plan, unsupported
+
+
+def main() -> int:
+    """Write the bundle; return the number of cases that have no plan."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--output", type=Path, default=Path(".carry/bundle"))
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    options = parser.parse_args()
+    arch = arch_named("sm90")
+    named = {case.name: case.build("cpu", is_small=True).problem() for case in CASES}
+    named |= bundle_problems()
+    plans, lacking = [], []
+    for name, problem in named.items():
+        if options.only not in name:
+            continue
+        lack = unsupported(problem, arch)
+        if lack is not None:
+            lacking.append(f"{name}: {lack}")
+        else:
+            plans.append(forward_plan(problem, arch))
+    target = CompileTarget(arch=arch.target, host_triple=native_host_triple())
+    variants = [ForwardVariant(plan) for plan in dict.fromkeys(plans)]
+    bundle = write_bundle(variants, [target], options.output, workers=options.workers)
+    sys.stdout.write(f"{options.output}: {bundle.summary()}, for {len(plans)} cases\n")
+    for line in lacking:
+        sys.stdout.write(f"no kernel: {line}\n")
+    return len(lacking)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
