@@ -139,7 +139,7 @@ def _visit(value: Any, name: str, found: Survey, key: list[Any], free: bool, dep
             _visit(part, name, found, key, False if not callable(part) else free, depth + 1)
     elif kind is partial:
         key.append((partial, len(value.args), tuple(value.keywords)))
-        _visit(value.func, name, found, key, free, depth + 1)
+        _visit(value.func, name, found, key, free, depth)
         for place, part in enumerate(value.args):
             _visit(part, f"argument {place}", found, key, free, depth + 1)
         for word, part in value.keywords.items():
@@ -149,17 +149,29 @@ def _visit(value: Any, name: str, found: Survey, key: list[Any], free: bool, dep
         found.names.append(name)
         found.is_checkable = False
     else:
-        _visit_object(value, name, found, key, free, depth)
+        _visit_object(value, found, key, free, depth)
 
 
-def _visit_object(
-    value: Any, name: str, found: Survey, key: list[Any], free: bool, depth: int
-) -> None:
+def _visit_object(value: Any, found: Survey, key: list[Any], free: bool, depth: int) -> None:
     """Look into a bound method or callable object; its attributes cannot be checked."""
     found.is_checkable = False
-    function = getattr(value, "__func__", None) or getattr(type(value), "__call__", None)
-    if type(function) is types.FunctionType and depth < 32:
+    function = function_behind(value, depth == 0)
+    if function is not None:
         _visit_function(function, found, key, free, depth + 1)
+
+
+def function_behind(value: Any, is_mod: bool) -> types.FunctionType | None:
+    """Return the function of a bound method, or of a callable object that is the mod itself.
+
+    An object that a mod merely captures must stay what it is: its attributes may be read.
+    """
+    if isinstance(value, types.MethodType):
+        function = value.__func__
+    elif is_mod and not isinstance(value, torch.nn.Module):
+        function = type(value).__call__ if callable(value) else None
+    else:
+        return None
+    return function if type(function) is types.FunctionType else None
 
 
 def _visit_function(
@@ -241,7 +253,7 @@ class Tagger:
                 self.value(part, free if callable(part) else False, depth + 1) for part in value
             )
         if kind is partial:
-            function = self.value(value.func, free, depth + 1)
+            function = self.value(value.func, free, depth)
             args = [self.value(part, free, depth + 1) for part in value.args]
             words = {w: self.value(part, free, depth + 1) for w, part in value.keywords.items()}
             return partial(function, *args, **words)
@@ -251,14 +263,11 @@ class Tagger:
 
     def object(self, value: Any, free: bool, depth: int) -> Any:
         """Return a bound method or callable object whose function is a copy."""
-        if isinstance(value, types.MethodType) and type(value.__func__) is types.FunctionType:
-            return types.MethodType(self.function(value.__func__, free, depth + 1), value.__self__)
-        function = getattr(type(value), "__call__", None)
-        if type(function) is types.FunctionType and not hasattr(value, "__func__") and depth < 32:
-            if isinstance(value, torch.nn.Module):
-                function = type(value).forward
-            return types.MethodType(self.function(function, free, depth + 1), value)
-        return value
+        function = function_behind(value, depth == 0)
+        if function is None:
+            return value
+        owner = value.__self__ if isinstance(value, types.MethodType) else value
+        return types.MethodType(self.function(function, free, depth + 1), owner)
 
     def function(self, fn: types.FunctionType, free: bool, depth: int) -> Any:
         """Return a function of the same code over copied cells and defaults."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from fovea.errors import TraceError
 from fovea.mods.builder import Term
 from fovea.mods.graph import TORCH_DTYPE
 
@@ -33,7 +34,7 @@ class Traced(Tensor):
     """A 0-d tensor (or a row of a captured one) whose value is known at run time only.
 
     It is a tensor subclass, so that Dynamo treats it as a tensor in comparisons with symbolic
-    numbers. Its storage is on the meta device: whatever escapes the tracer cannot pass for data.
+    numbers. Its device is meta: whatever escapes the tracer cannot pass for data.
     """
 
     fovea_tracer: Dispatcher
@@ -63,10 +64,25 @@ class Traced(Tensor):
         return torch.round(self, decimals=digits)
 
 
+class EagerTraced(Traced):
+    """A traced value outside Dynamo: it has no storage at all, so no dispatch mode sees it made."""
+
+    @classmethod
+    def __torch_dispatch__(  # pyright: ignore[reportIncompatibleMethodOverride]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        raise TraceError(
+            f"{func} reached a traced value while torch functions are disabled; do not disable "
+            "__torch_function__ inside a mod"
+        )
+
+
 def make_traced(tracer: Dispatcher, term: Term, shape: tuple[int, ...] = ()) -> Traced:
     """Return a value of user code for a term."""
     if not torch.compiler.is_dynamo_compiling():
-        traced = torch.empty((), dtype=TORCH_DTYPE[term.dtype], device="meta").as_subclass(Traced)
+        traced = Tensor._make_wrapper_subclass(  # pyright: ignore
+            EagerTraced, (), dtype=TORCH_DTYPE[term.dtype], device="meta"
+        )
     else:
         # Dynamo runs abs() and the unpacking of a row on the storage, without asking Traced. So the
         # storage names its node by its last two extents: see `escaped`.

@@ -3,6 +3,8 @@
 import gc
 import math
 import re
+import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,6 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fovea.errors import TraceError
 from fovea.mods import closures
@@ -175,6 +179,36 @@ def test_trace_captured_scalar_indexes_a_captured_tensor_at_run_time() -> None:
 
     assert trace_score_mod(make(1)).graph is trace_score_mod(make(2)).graph
     assert (value(trace_score_mod(make(1))), value(trace_score_mod(make(3)))) == (3.0, 5.0)
+
+
+def test_trace_captured_object_keeps_its_attributes_when_it_is_callable() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Parameter(torch.tensor([3.0]))
+
+        def forward(self, w: int) -> Any:
+            def mod(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+                return s + self.table[b] * w
+
+            return trace_score_mod(mod)
+
+    traced = Model()(4)
+    assert traced.scalars == (4,)
+    assert value(traced) == 14.0
+
+
+def test_trace_default_of_a_method_is_runtime_scalar() -> None:
+    class Holder:
+        def __call__(self, s: Any, b: Any, h: Any, q: Any, kv: Any, w: int = 3) -> Any:
+            return s * w
+
+        def method(self, s: Any, b: Any, h: Any, q: Any, kv: Any, w: int = 4) -> Any:
+            return s * w
+
+    assert trace_score_mod(Holder()).scalars == (3,)
+    assert trace_score_mod(Holder().method).scalars == (4,)
+    assert trace_score_mod(partial(Holder(), w=5)).scalars == (5,)
 
 
 def test_trace_captured_bool_is_constant() -> None:
@@ -498,3 +532,107 @@ def test_trace_autograd_function_and_custom_operator_are_followed() -> None:
 
     traced = trace_score_mod(lambda s, b, h, q, kv: Doubled.apply(s))
     assert traced.graph == trace_score_mod(lambda s, b, h, q, kv: s * 2).graph
+
+
+def in_fake_mode(run: Callable[[Tensor], TracedMod]) -> TracedMod:
+    with FakeTensorMode():
+        return run(torch.empty(4))
+
+
+def in_vmap(run: Callable[[Tensor], TracedMod]) -> TracedMod:
+    traced: list[TracedMod] = []
+
+    def inner(x: Tensor) -> Tensor:
+        traced.append(run(x))
+        return x
+
+    torch.vmap(inner)(torch.ones(2, 4))
+    return traced[0]
+
+
+def in_func_grad(run: Callable[[Tensor], TracedMod]) -> TracedMod:
+    traced: list[TracedMod] = []
+
+    def inner(x: Tensor) -> Tensor:
+        traced.append(run(x))
+        return x.sum()
+
+    torch.func.grad(inner)(torch.ones(4))
+    return traced[0]
+
+
+def in_make_fx(run: Callable[[Tensor], TracedMod]) -> TracedMod:
+    traced: list[TracedMod] = []
+
+    def inner(x: Tensor) -> Tensor:
+        traced.append(run(x))
+        return x.sum()
+
+    make_fx(inner, tracing_mode="symbolic")(torch.ones(4))
+    return traced[0]
+
+
+def in_export(run: Callable[[Tensor], TracedMod]) -> TracedMod:
+    traced: list[TracedMod] = []
+
+    class Model(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            traced.append(run(x))
+            return x.sum()
+
+    torch.export.export(Model(), (torch.ones(4),), strict=False)
+    return traced[0]
+
+
+def with_default_device(run: Callable[[Tensor], TracedMod]) -> TracedMod:
+    with torch.device("meta"):
+        return run(torch.empty(4, device="cpu"))
+
+
+@pytest.mark.parametrize(
+    "surround",
+    [in_fake_mode, in_vmap, in_func_grad, in_make_fx, in_export, with_default_device],
+)
+def test_trace_works_under_transforms_and_modes(surround: Any) -> None:
+    def run(table: Tensor) -> TracedMod:
+        return trace_score_mod(lambda s, b, h, q, kv: s + table[h] * (q - kv) + torch.tensor(2.0))
+
+    outside = run(torch.empty(4))
+    closures.clear()
+    inside = surround(run)
+    text = inside.graph.text().replace("f32*1!", "f32*1")
+    assert text == outside.graph.text()
+
+
+def test_trace_in_threads_gives_one_graph() -> None:
+    results: list[str] = []
+    mod = window(5)
+    workers = [
+        threading.Thread(target=lambda: results.append(trace_mask_mod(mod).graph.text()))
+        for _ in range(8)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(results) == 8
+    assert len(set(results)) == 1
+
+
+def test_trace_follows_attention_gyms_approximate_tanh() -> None:
+    @torch.library.custom_op("approx::tanh", mutates_args=())
+    def tanh(x: Tensor) -> Tensor:
+        return torch.tanh(x)
+
+    traced = trace_score_mod(lambda s, b, h, q, kv: torch.ops.approx.tanh(s / 2.0) * 2.0)
+    assert traced.graph == trace_score_mod(lambda s, b, h, q, kv: torch.tanh(s / 2.0) * 2.0).graph
+
+
+def test_trace_disabled_torch_function_raises_instead_of_computing_on_nothing() -> None:
+    def mod(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return s * 2
+
+    with torch._C.DisableTorchFunction(), pytest.raises(TypeError):
+        trace_score_mod(lambda s, b, h, q, kv: s * 2)
+    assert trace_score_mod(mod).graph.nodes[-1].op == "mul"
