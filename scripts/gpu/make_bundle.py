@@ -1,11 +1,14 @@
 """Compile the kernels of every GPU test case into a bundle for a machine without a compiler.
 
-From the repository's root, again whenever kernel sources change (what did not change is cached):
+From the repository's root, again whenever kernel sources change (what did not change is cached).
+Variants that most cases use come first, and the bundle is written again after every few, so that one
+which is interrupted has the most useful part:
     PYTHONPATH=src python scripts/gpu/make_bundle.py [--output .carry/bundle] [--only WORDS]
 """
 
 import argparse
 import sys
+from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "gpu"))
@@ -18,6 +21,9 @@ from fovea.compile.aot import write_bundle
 from fovea.compile.target import CompileTarget, native_host_triple
 from fovea.compile.variant import ForwardVariant
 from fovea.plan.select import forward_plan, unsupported
+from fovea.plan.sm90 import ForwardPlan
+
+_STEP = 6  # variants between two writings of the bundle
 
 
 def main() -> int:
@@ -30,7 +36,8 @@ def main() -> int:
     arch = arch_named("sm90")
     named = {case.name: case.build("cpu", is_small=True).problem() for case in CASES}
     named |= bundle_problems()
-    plans, lacking = [], []
+    plans: Counter[ForwardPlan] = Counter()
+    lacking: list[str] = []
     for name, problem in named.items():
         if options.only not in name:
             continue
@@ -38,11 +45,16 @@ def main() -> int:
         if lack is not None:
             lacking.append(f"{name}: {lack}")
         else:
-            plans.append(forward_plan(problem, arch))
+            plans[forward_plan(problem, arch)] += 1
     target = CompileTarget(arch=arch.target, host_triple=native_host_triple())
-    variants = [ForwardVariant(plan) for plan in dict.fromkeys(plans)]
-    bundle = write_bundle(variants, [target], options.output, workers=options.workers)
-    sys.stdout.write(f"{options.output}: {bundle.summary()}, for {len(plans)} cases\n")
+    variants = [ForwardVariant(plan) for plan, _ in plans.most_common()]
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    for end in (*range(_STEP, len(variants), _STEP), len(variants)):
+        bundle = write_bundle(variants[:end], [target], options.output, workers=options.workers)
+        cases = sum(plans[variant.plan] for variant in variants[:end])
+        summary = f"{options.output}: {bundle.summary()}, for {cases} of {plans.total()} cases"
+        sys.stdout.write(f"{summary}\n")
+        sys.stdout.flush()
     for line in lacking:
         sys.stdout.write(f"no kernel: {line}\n")
     return len(lacking)
