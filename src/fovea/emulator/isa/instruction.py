@@ -30,10 +30,28 @@ NO_BYTES = bytes(LANES)
 
 
 def merge(mask: Array, new: Array, old: Any) -> Array:
-    """Return `new` in the lanes of `mask` and `old` elsewhere (zero where old is unreadable)."""
+    """Return `new` in the lanes of `mask` and `old` elsewhere (junk where old is unreadable)."""
     if old.__class__ is not np.ndarray:
-        old = np.zeros(new.shape, new.dtype)
+        old = junk(new.dtype)
     return np.where(mask, new, old)
+
+
+_JUNK: dict[np.dtype, Array] = {}
+
+
+def junk(dtype: np.dtype) -> Array:
+    """Return what a lane holds that a conditional write has left out: a tell-tale pattern.
+
+    Compilers read such lanes (and drop the result), so it is no fault.
+    """
+    found = _JUNK.get(dtype)
+    if found is None:
+        if dtype.kind == "b":
+            found = np.zeros(LANES, np.bool_)
+        else:
+            found = np.frombuffer(b"\xa5" * dtype.itemsize * LANES, dtype)
+        _JUNK[dtype] = found
+    return found
 
 
 def broadcast(value: int | float, ptx_type: str) -> Array:

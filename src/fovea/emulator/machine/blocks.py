@@ -25,12 +25,13 @@ from fovea.emulator.isa.instruction import (
     Jump,
     Program,
     Slot,
+    junk,
     merge,
 )
 from fovea.emulator.machine.calls import Signature, plan_call
 from fovea.emulator.machine.flow import EXIT, JUMPS, SWITCH_KINDS, Piece, cut
-from fovea.emulator.machine.registers import stored_dtypes
-from fovea.emulator.machine.warp import Wait
+from fovea.emulator.machine.registers import registers_of, stored_dtypes
+from fovea.emulator.machine.warp import UNINITIALISED, Wait
 from fovea.emulator.ptx import syntax
 
 Compiled = Callable[[Any, list[Any], Array], int]
@@ -46,6 +47,13 @@ class Segment:
     full: Compiled | None = None
     masked: Compiled | None = None
     lines: dict[str, dict[int, Instruction]] = field(default_factory=dict)
+
+
+def leave_undefined(w: Any, slots: tuple[int, ...]) -> None:
+    """Give registers a junk value that a skipped conditional instruction would have written."""
+    for slot in slots:
+        if w.registers[slot] is UNINITIALISED:
+            w.registers[slot] = junk(w.slot_dtypes[slot])
 
 
 def narrow(mask: Array) -> Array | None:
@@ -260,6 +268,8 @@ class KernelProgram:
             else:
                 writer.line(f"    t = {expression}")
                 writer.line(f"    R[{index}] = t if m is A else merge(m, t, R[{index}])")
+        if mask == "m":
+            self._write_skipped(writer, tuple(index for index, _ in action.results))
 
     def _write_call(self, writer: "_Writer", instruction: Instruction, action: Any) -> None:
         name = self.decoding.bind(action, "h")
@@ -272,9 +282,24 @@ class KernelProgram:
             writer.line(f"{indent}w.wait = {name}(w, {mask})")
         else:
             writer.line(f"{indent}{name}(w, {mask})")
+        if mask == "m":
+            self._write_skipped(writer, self._destinations(instruction))
         if self._has_implicit_wait(instruction):
             wait = self.decoding.bind(wait_for_tensor_loads, "wait")
             writer.line(f"{indent}w.wait = {wait}(w)")
+
+    def _write_skipped(self, writer: "_Writer", slots: tuple[int, ...]) -> None:
+        if slots:
+            name = self.decoding.bind(leave_undefined, "skip")
+            writer.line(f"else: {name}(w, {slots})")
+
+    def _destinations(self, instruction: Instruction) -> tuple[int, ...]:
+        """Return the registers an action may write: those of a first operand that is no address."""
+        first = next(iter(instruction.operands.values()), None)
+        if first is None or isinstance(first, syntax.Memory):
+            return ()
+        slots = self.decoding.slots
+        return tuple(slots[register.uid].index for register in registers_of(first))
 
     def _has_implicit_wait(self, instruction: Instruction) -> bool:
         return self._waits_for_loads and instruction.opcode.startswith(_TENSOR_LOAD)
