@@ -47,7 +47,7 @@ class Progress:
         """Count `steps` as done and redraw if it is time to."""
         self._done += steps
         now = time.monotonic()
-        if self._is_silent or now < self._next_draw:
+        if self._is_silent or self._done == 0 or now < self._next_draw:
             return
         self._next_draw = now + _REFRESH_SECONDS
         if not self._has_printed:
