@@ -31,7 +31,9 @@ def host(variant: ModVariant) -> Any:
     kernel.set_name_prefix(variant.name, remove_cutlass_symbol=True, keep_mangled_name=False)
 
     @cute.jit
-    def launch(score: cute.Tensor, indices: cute.Tensor, out: cute.Tensor, captures, scalars, stream):
+    def launch(
+        score: cute.Tensor, indices: cute.Tensor, out: cute.Tensor, captures, scalars, stream
+    ):
         blocks = cute.ceil_div(score.shape[0], THREADS)
         kernel(score, indices, out, captures, scalars).launch(
             grid=[blocks, 1, 1], block=[THREADS, 1, 1], stream=stream

@@ -131,9 +131,7 @@ def _other_graphs() -> dict[str, list[Graph]]:
                 continue  # the device does not round to 16 bits, so it may truncate to another
             build = Builder()
             value = build.operand(0, source)
-            found[f"cast {source} {target}"] = list(
-                build.graphs(build.add("cast", target, value))
-            )
+            found[f"cast {source} {target}"] = list(build.graphs(build.add("cast", target, value)))
     for op in REDUCTIONS:
         for dtype in ("b1",) if op in ("any", "all") else ("i64", "f32"):
             build = Builder()
@@ -228,13 +226,9 @@ def _mismatch(
 
 @pytest.mark.parametrize("wide_integers", [False, True], ids=["narrow", "wide"])
 @pytest.mark.parametrize("group", GROUPS)
-def test_device_operations_equal_the_evaluation_on_tensors(
-    group: str, wide_integers: bool
-) -> None:
+def test_device_operations_equal_the_evaluation_on_tensors(group: str, wide_integers: bool) -> None:
     named = [(name, graph) for name, graphs in GROUPS[group].items() for graph in graphs]
-    variant = ModVariant(
-        graphs=tuple(graph for _, graph in named), wide_integers=wide_integers
-    )
+    variant = ModVariant(graphs=tuple(graph for _, graph in named), wide_integers=wide_integers)
     score, indices = _positions(is_wide=wide_integers)
     out = torch.full((len(named), LENGTH), torch.nan)
     captures = tuple(_CAPTURES.values())

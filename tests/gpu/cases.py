@@ -69,9 +69,7 @@ class Call:
 
     def problem(self) -> AttentionProblem:
         """Return the validated problem."""
-        request = Request(
-            wants_lse=True, wants_max_score=self.case.wants_max_score, **self.options
-        )
+        request = Request(wants_lse=True, wants_max_score=self.case.wants_max_score, **self.options)
         return make_dense(self.q, self.k, self.v, request)
 
 

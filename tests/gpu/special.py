@@ -177,9 +177,7 @@ def check_empty() -> str:
     for size in ({"seqlen_q": 0, "seqlen_kv": 5}, {"seqlen_kv": 0}, {"batch": 0}):
         shape = Shape(**{"seqlen_q": 3, "heads_q": 2, "head_dim": 64, **size})
         q, k, v = dense_qkv(shape, dtype=BF16, device=CUDA)
-        out, aux = fovea.attention(
-            q, k, v, return_aux=fovea.AuxRequest(lse=True), backend=CUDA
-        )
+        out, aux = fovea.attention(q, k, v, return_aux=fovea.AuxRequest(lse=True), backend=CUDA)
         assert out.shape == shape.q and not bool(out.any())
         assert bool((aux.lse == -torch.inf).all())
     return ""

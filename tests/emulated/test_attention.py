@@ -1,0 +1,104 @@
+"""The forward kernel on the emulator, from the public function to the float64 oracle."""
+
+import pytest
+import torch
+from cases import CASES, case_named
+from judge import judge, judge_gradients, judge_problem, run
+
+import fovea
+from fovea.arch import arch_named
+from fovea.emulator import Options
+from fovea.problem import ForwardResult, Request, make_dense
+from fovea.runtime.emulated import emulate
+from fovea.testing.inputs import Shape, dense_qkv
+
+BACKEND = "emulator:sm90"
+
+# A feature each, in few kernels: those that share one are cheap. The rest is marked slow.
+QUICK = (
+    "dense",
+    "one query",
+    "one key",
+    "seven by 127",
+    "d5 dv3",
+    "NaN around",
+    "causal dead rows",
+    "rising 300 causal",
+    "huge values",
+    "window sink",
+    "everything",
+)
+
+
+def _check(name: str) -> None:
+    case = case_named(name)
+    call = case.build("cpu", is_small=True)
+    judgement = judge(call, run(call, BACKEND))
+    assert judgement.wrong is None, judgement.wrong
+    if case.checks_gradients:
+        wrong = judge_gradients(call, BACKEND)
+        assert wrong is None, wrong
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_call_is_within_the_budget(name: str) -> None:
+    _check(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [case.name for case in CASES if case.name not in QUICK])
+def test_other_call_is_within_the_budget(name: str) -> None:
+    _check(name)
+
+
+def _schedules(name: str) -> list[ForwardResult]:
+    problem = case_named(name).build("cpu", is_small=True).problem()
+    schedules = (
+        (0, "random", 2),
+        (1, "late", 3),
+        (2, "eager", 132),
+    )
+    return [
+        emulate(
+            problem,
+            arch_named("sm90"),
+            num_sms=num_sms,
+            options=Options(seed=seed, async_delay=delay),
+        )[0]
+        for seed, delay, num_sms in schedules
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rising 300 causal",
+        pytest.param("everything", marks=pytest.mark.slow),
+        pytest.param("blocks late rising", marks=pytest.mark.slow),
+        pytest.param("late keys d64 rising", marks=pytest.mark.slow),
+        pytest.param("causal d256 fp16", marks=pytest.mark.slow),
+    ],
+)
+def test_every_schedule_gives_the_same_bits(name: str) -> None:
+    first, *others = _schedules(name)
+    for other in others:
+        assert torch.equal(other.out, first.out)
+        assert torch.equal(other.lse, first.lse)
+
+
+@pytest.mark.parametrize("size", [{"seqlen_q": 0}, {"seqlen_kv": 0}, {"batch": 0}])
+def test_empty_call_gives_zeros_without_a_launch(size: dict[str, int]) -> None:
+    shape = Shape(**{"seqlen_q": 3, "seqlen_kv": 4, "heads_q": 2, **size})
+    q, k, v = dense_qkv(shape, dtype=torch.bfloat16)
+    sink = torch.tensor([-1.0, 2.0])
+    problem = make_dense(q, k, v, Request(sink=sink, wants_lse=True, wants_max_score=True))
+    result, launches = emulate(problem, arch_named("sm90"))
+    assert launches == ()
+    judgement = judge_problem(problem, result)
+    assert judgement.wrong is None, judgement.wrong
+
+
+def test_unsupported_call_names_what_the_kernel_lacks() -> None:
+    q, k, v = dense_qkv(Shape(seqlen_q=4))
+    with pytest.raises(fovea.UnsupportedError, match="float32"):
+        fovea.attention(q, k, v, backend=BACKEND)
