@@ -1,9 +1,9 @@
 """Compile the kernels of every GPU test case into a bundle for a machine without a compiler.
 
 From the repository's root, again whenever kernel sources change (what did not change is cached).
-Variants that most cases use come first, and the bundle is written again after every few, so that one
-which is interrupted has the most useful part:
-    PYTHONPATH=src python scripts/gpu/make_bundle.py [--output .carry/bundle] [--only WORDS]
+Variants that most cases use come first, and the bundle is written again after every few, so that
+one which is interrupted has the most useful part:
+    PYTHONPATH=src python scripts/gpu/make_bundle.py [--output .carry/cases] [--only WORDS]
 """
 
 import argparse
@@ -29,7 +29,7 @@ _STEP = 6  # variants between two writings of the bundle
 def main() -> int:
     """Write the bundle; return the number of cases that have no plan."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--output", type=Path, default=Path(".carry/bundle"))
+    parser.add_argument("--output", type=Path, default=Path(".carry/cases"))
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", default="", help="cases whose name contains this")
     options = parser.parse_args()

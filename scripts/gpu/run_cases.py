@@ -1,7 +1,7 @@
 """Run every GPU test case through backend="cuda" and compare with float64; no compiler needed.
 
 On the GPU machine, in the repository's root:
-    . .carry/setup.sh && FOVEA_BUNDLE=.carry/bundle python3 scripts/gpu/run_cases.py [WORDS]
+    . .carry/setup.sh && FOVEA_BUNDLE=.carry/cases python3 scripts/gpu/run_cases.py [WORDS]
 One line a case: its name, the largest error against float64, that of plain torch attention in the
 same dtype, and the verdict. A case that hangs or loses the CUDA context is named, and the rest goes
 on in a new process. The exit status is the number of cases that failed.

@@ -1,4 +1,4 @@
-"""A kernel that evaluates many mod graphs, one thread a position; for the test of the operations."""
+"""A kernel that evaluates many mod graphs, one thread a position, for the test of operations."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -178,7 +178,8 @@ def check_empty() -> str:
         shape = Shape(**{"seqlen_q": 3, "heads_q": 2, "head_dim": 64, **size})
         q, k, v = dense_qkv(shape, dtype=BF16, device=CUDA)
         out, aux = fovea.attention(q, k, v, return_aux=fovea.AuxRequest(lse=True), backend=CUDA)
-        assert out.shape == shape.q and not bool(out.any())
+        assert out.shape == shape.q
+        assert not bool(out.any())
         assert bool((aux.lse == -torch.inf).all())
     return ""
 
