@@ -124,8 +124,9 @@ def explain(
             request = request._replace(deterministic=options["deterministic"])
         problem = flex_problem(q, k, v, request, enable_gqa=enable_gqa)
     elif "cu_seqlens_q" in keywords:
-        named = {name: keywords[name] for name in _VARLEN_NAMES if name in keywords}
-        where = VarlenRequest(**{"cu_seqlens_kv": None, **named})
+        named: dict[str, Any] = {"cu_seqlens_kv": None}
+        named |= {name: keywords[name] for name in _VARLEN_NAMES if name in keywords}
+        where = VarlenRequest(**named)
         problem = make_varlen(*autocast(q, k, v), where, request)
     else:
         problem = make_dense(*autocast(q, k, v), request)

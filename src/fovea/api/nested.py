@@ -74,8 +74,8 @@ def attention_jagged(
                 f"{name} is a nested tensor with holes (allowed: contiguous jagged tensors); pass "
                 f"{name}.contiguous(), or use fovea.attention_varlen with seqused."
             )
-    offsets_q, offsets_kv = q.offsets(), k.offsets()
-    if v.offsets() is not offsets_kv and not torch.equal(v.offsets(), offsets_kv):
+    offsets_q, offsets_kv, offsets_v = (_offsets(tensor) for tensor in (q, k, v))
+    if offsets_v is not offsets_kv and not torch.equal(offsets_v, offsets_kv):
         raise ValueError(
             invalid("lengths in v", "other than those in k", "equal to those in k", "match them")
         )
@@ -89,3 +89,7 @@ def attention_jagged(
     result = attend(make_varlen(*values, where, request), backend)
     out = torch.nested.nested_tensor_from_jagged(result.out, offsets=offsets_q)
     return ForwardResult(out, result.lse, result.max_score)
+
+
+def _offsets(tensor: Tensor) -> Tensor:
+    return cast(Any, tensor).offsets()

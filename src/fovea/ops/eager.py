@@ -7,7 +7,7 @@ beside it.
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -260,7 +260,7 @@ class _Recorded(torch.autograd.Function):
 
 
 # Function.apply without its argument binding and functorch checks, which `is_plain` has done.
-_record = super(torch.autograd.Function, _Recorded).apply
+_record = cast(Any, super(torch.autograd.Function, _Recorded)).apply
 
 
 def attend(

@@ -6,7 +6,7 @@ vmap rules. Not here: the quick path of plain eager calls (`eager.py`), the oper
 Invariant: every tensor is an argument of its own, since autograd does not look into lists.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -54,7 +54,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-        return folding.vmap_forward(Attention.apply, info.batch_size, in_dims, args)
+        return folding.vmap_forward(_apply, info.batch_size, in_dims, args)
 
 
 class AttentionBackward(torch.autograd.Function):
@@ -93,7 +93,11 @@ class AttentionBackward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-        return folding.vmap_backward(AttentionBackward.apply, info.batch_size, in_dims, args)
+        return folding.vmap_backward(_apply_backward, info.batch_size, in_dims, args)
+
+
+_apply = cast(Any, Attention).apply
+_apply_backward = cast(Any, AttentionBackward).apply
 
 
 def differentiable_backward(
@@ -115,9 +119,7 @@ def _backward(
     facts: tuple[Any, ...], results: tuple[Any, ...], tensors: list[Any]
 ) -> tuple[Tensor, ...]:
     program, ints, num_captures, flags = facts
-    return AttentionBackward.apply(
-        program, tuple(ints), num_captures, tuple(flags), *results, *tensors
-    )  # pyright: ignore[reportReturnType]
+    return _apply_backward(program, tuple(ints), num_captures, tuple(flags), *results, *tensors)
 
 
 def _call_operator(facts: tuple[Any, ...], results: Any, tensors: list[Any]) -> tuple[Tensor, ...]:

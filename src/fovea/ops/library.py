@@ -19,8 +19,10 @@ from fovea.problem import GradientNeeds, strides_in_order
 
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
+_torch_library: Any = torch.library  # its decorators are typed for one use only
+
 # Keeps the definitions alive: they are removed with this object.
-library = torch.library.Library("fovea", "FRAGMENT")
+library: Any = torch.library.Library("fovea", "FRAGMENT")
 library.define(
     "attention_forward(Tensor q, Tensor k, Tensor v, Tensor? sink, Tensor[] captures, "
     "Tensor[] constants, SymInt[] ints, str program) -> (Tensor out, Tensor lse, Tensor max_score)",
@@ -79,7 +81,7 @@ def attention_backward(*args: Any) -> list[Tensor]:
 def attention_second_order(*args: Any) -> list[Tensor]:
     """Run the derivative of the backward; results as `second_order.SecondOrder`, in its order."""
     cotangents, dout, dlse, *inputs, out, lse, captures, constants, ints, program, flags = args
-    packed = Packed(*inputs, captures, constants, ints, program)
+    packed = packed_of((*inputs, captures, constants, ints, program))
     with torch.enable_grad():
         grads = second_order(packed, (dout, dlse, out, lse), needs_of(flags), cotangents)
     flat = (grads.dout, grads.dlse, *grads.inputs, grads.out, grads.lse, *grads.captures)
@@ -195,16 +197,16 @@ def _differentiate_backward(ctx: Any, cotangents: Any) -> tuple[Any, ...]:
 def _register(name: str, kernel: Any, fake: Any) -> Any:
     """Register one operator's kernel and fake; return the operator."""
     library.impl(name, kernel, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"fovea::{name}", fake, lib=library)
+    _torch_library.register_fake(f"fovea::{name}", fake, lib=library)
     return getattr(torch.ops.fovea, name).default
 
 
 FORWARD = _register("attention_forward", attention_forward, _forward_fake)
 BACKWARD = _register("attention_backward", attention_backward, _backward_fake)
 SECOND_ORDER = _register("attention_second_order", attention_second_order, _second_order_fake)
-torch.library.register_autograd(
+_torch_library.register_autograd(
     FORWARD, _differentiate_forward, setup_context=_save_forward, lib=library
 )
-torch.library.register_autograd(
+_torch_library.register_autograd(
     BACKWARD, _differentiate_backward, setup_context=_save_backward, lib=library
 )

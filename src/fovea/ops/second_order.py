@@ -6,7 +6,7 @@ Invariant: always the reference, whatever backend ran the forward and the first 
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,7 +63,8 @@ def second_order(
         return tuple(tensor for tensor in wanted if tensor is not None)
 
     primals = [tensor for i in places if (tensor := sources[i]) is not None]
-    values, pull = torch.func.vjp(first_order, *primals)
+    linearised: Any = torch.func.vjp(first_order, *primals)
+    values, pull = linearised
     given = [cotangents[i] for i in computed]
     full = tuple(
         torch.zeros_like(value) if tangent is None else tangent

@@ -7,7 +7,7 @@ Lives here: the moment of registration, and the FLOP formulas. Not here: the sha
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -39,13 +39,14 @@ def _register_flops() -> None:
     backward = torch.ops.fovea.attention_backward
     if "flops" not in _registered:
         _registered.add("flops")
-        flop_counter.register_flop_formula(forward, get_raw=True)(forward_flops)
-        flop_counter.register_flop_formula(backward, get_raw=True)(backward_flops)
+        register_formula = cast(Any, flop_counter).register_flop_formula
+        register_formula(forward, get_raw=True)(forward_flops)
+        register_formula(backward, get_raw=True)(backward_flops)
     # A counter copies the table when it is made, which may have been before the first call.
     for mode in _python_dispatch._get_current_dispatch_mode_stack():  # pyright: ignore
         counter = getattr(mode, "counter", None)
-        table = getattr(counter, "flop_registry", None)
-        if isinstance(table, dict):
+        table: Any = getattr(counter, "flop_registry", None)
+        if table is not None:
             table.setdefault(forward, forward_flops)
             table.setdefault(backward, backward_flops)
 

@@ -175,9 +175,9 @@ def _finish(
 def _normal_deterministic(deterministic: object) -> tuple[bool, bool]:
     """Return (wanted, whether a backend that cannot only warns)."""
     if deterministic is None:
-        if not torch._C._get_deterministic_algorithms():  # pyright: ignore[reportPrivateUsage]
+        if not torch.are_deterministic_algorithms_enabled():
             return False, False
-        return True, torch.is_deterministic_algorithms_warn_only_enabled()
+        return True, _is_warn_only()
     if not isinstance(deterministic, bool):
         raise TypeError(
             invalid(
@@ -188,6 +188,14 @@ def _normal_deterministic(deterministic: object) -> tuple[bool, bool]:
             )
         )
     return deterministic, False
+
+
+def _is_warn_only() -> bool:
+    return torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+# Dynamo cannot trace the function inside, but guards on the setting: so it may run it once.
+_is_warn_only._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _check_packed_kv(k: Tensor, v: Tensor, where: VarlenRequest, q: Tensor, batch: int) -> None:

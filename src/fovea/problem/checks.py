@@ -125,11 +125,11 @@ def normal_causal(causal: object) -> Causal | None:
     )
 
 
-def normal_window(window: object) -> Window:
+def normal_window(window: Any) -> Window:
     """Return (left, right), each None or at least 0."""
     if window is None:
         return (None, None)
-    if not isinstance(window, tuple | list) or len(cast(Any, window)) != 2:
+    if type(window) not in (tuple, list) or len(window) != 2:
         raise TypeError(
             invalid(
                 "window",
@@ -138,7 +138,7 @@ def normal_window(window: object) -> Window:
                 "for the last n keys and the query's own pass window=(n, 0)",
             )
         )
-    left, right = cast(Any, window)
+    left, right = window
     return (_normal_extent("left", left), _normal_extent("right", right))
 
 

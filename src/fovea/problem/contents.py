@@ -42,7 +42,7 @@ def _check_cumulative(name: str, cu_seqlens: Tensor, total: int) -> Tensor:
         raise ValueError(
             invalid(
                 f"{name}[{b}:{b + 2}]",
-                values[b : b + 2].tolist(),
+                [int(value) for value in values[b : b + 2]],
                 "non-decreasing values",
                 "pass the running sum of the sequence lengths",
             )

@@ -5,7 +5,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import fovea
-from fovea import AuxRequest
+from fovea import AuxRequest, dispatch
 
 # Inductor takes tens of seconds here; what it adds to AOTAutograd is tested in the slow set.
 BACKENDS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
@@ -157,6 +157,22 @@ def test_compiled_under_autocast_equals_eager():
         function = compiled(call, "aot_eager")[0]
         assert function(*tensors).dtype == torch.bfloat16
         assert_same(function, call, tensors)
+
+
+@pytest.mark.parametrize("warn_only", [False, True])
+def test_compiled_call_follows_the_global_determinism(warn_only, monkeypatch):
+    seen = []
+    choose = dispatch.choose
+    monkeypatch.setattr(dispatch, "choose", lambda p, b: seen.append(p) or choose(p, b))
+    function = compiled(lambda q: fovea.attention(q, q, q), "aot_eager")[0]
+    try:
+        torch.use_deterministic_algorithms(True, warn_only=warn_only)
+        function(torch.randn(1, 6, 2, 8))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    function(torch.randn(1, 6, 2, 8))
+    found = [(problem.deterministic, problem.deterministic_warns) for problem in seen]
+    assert found == [(True, warn_only), (False, False)]
 
 
 def test_wrong_softcap_in_a_compiled_call_raises_when_it_runs():

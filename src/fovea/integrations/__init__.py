@@ -1,0 +1,1 @@
+"""One line each to put fovea behind another library's attention; nothing happens on import."""
