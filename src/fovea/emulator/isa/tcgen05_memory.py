@@ -3,9 +3,9 @@
 What lives here: the forms. Not here: products and commit (`isa/tcgen05_mma.py`), the cells and
 their allocator (`machine/tmem.py`), fragments (`layout/tensor_memory.py`).
 
-Invariant: loads and stores are asynchronous; registers of a load are unreadable until
-`tcgen05.wait::ld`. A register dependency alone would order them on the machine too, but nothing
-else would be ordered, so the emulator asks for the wait.
+Invariant: loads and stores are asynchronous until their `tcgen05.wait`. Registers of a load may be
+read before it (the machine respects register dependencies, PTX ISA 9.7.16.6.4.5), so a load takes
+its values at issue; but until the wait nothing may overwrite or free what it reads.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fovea.emulator.async_engine import Operation
-from fovea.emulator.errors import IllegalOperand, OutOfBounds
+from fovea.emulator.errors import IllegalOperand, OutOfBounds, RaceError
 from fovea.emulator.isa import instruction
 from fovea.emulator.isa.copy_engine import issues, own_shared_place, start
 from fovea.emulator.isa.instruction import ALL_LANES, Array, Instruction
@@ -28,7 +28,7 @@ from fovea.emulator.isa.tensor_core import (
 )
 from fovea.emulator.layout.descriptor import CHUNK_BYTES
 from fovea.emulator.layout.tensor_memory import REGISTERS_PER_REPEAT, Access, access_table
-from fovea.emulator.machine.warp import InFlight, Wait
+from fovea.emulator.machine.warp import Wait
 from fovea.emulator.ptx import syntax
 
 _SOURCE = "PTX ISA 9.7.16"
@@ -119,10 +119,24 @@ def tcgen05_dealloc(i: Instruction) -> Any:
                 f"tcgen05.dealloc of lane {address >> 16}; an allocation starts at lane 0",
                 warp.where(i, address=address, space="tensor"),
             )
+        _check_loads_are_waited(i, warp)
         warp.cta.tmem.deallocate(address & 0xFFFF, columns, warp.touch(i, mask))
         warp.machine.notify()
 
     return run
+
+
+def _check_loads_are_waited(i: Instruction, warp: Any) -> None:
+    for other in warp.cta.warps:
+        queue = other.queue("tcgen05.ld")
+        if queue.open:
+            first = queue.open[0]
+            raise RaceError(
+                f"race: tensor memory is freed while {first.describe()} was never waited for",
+                warp.where(i),
+                other=first.describe(),
+                rule="tcgen05.wait::ld must come before what was loaded is overwritten or freed",
+            )
 
 
 @instruction(
@@ -213,7 +227,7 @@ def _half_columns(i: Instruction, access: Access, column: int) -> list[int]:
     num=_REPEATS,
 )
 def tcgen05_ld(i: Instruction) -> Any:
-    """Load cells of tensor memory to registers, asynchronously."""
+    """Load cells of tensor memory to registers."""
     return _load(i, None)
 
 
@@ -255,7 +269,7 @@ def _load(i: Instruction, reduce: Any) -> Any:
     items = list(_registers(i, "r", len(access.rows)))
     if reduce is not None:
         items.append(i.operands["redval"])
-    slots = [i.slot(item).index if isinstance(item, syntax.Register) else None for item in items]
+    writes = [i.write_operand(item, "b32") for item in items]
     address = i.address("taddr")
     width = access.columns * (2 if packs else 1)
 
@@ -263,6 +277,7 @@ def _load(i: Instruction, reduce: Any) -> Any:
         _check_aligned(i, warp, mask)
         lane, column = _place(i, warp, address(warp), access)
         starts = _half_columns(i, access, column)
+        loaded: list[Array] = []
 
         def effect(operation: Operation) -> None:
             blocks = [
@@ -274,13 +289,13 @@ def _load(i: Instruction, reduce: Any) -> Any:
             rows = _gather(blocks, access)
             if reduce is not None:
                 rows = [*rows, reduce(np.stack(rows))]
-            operation.results.update(enumerate(rows))
+            loaded.extend(rows)
 
         operation = start(warp, i, [effect], kind="tcgen05.ld")
+        warp.cta.cluster.engine.finish(operation)
         warp.machine.counters.add("tensor_memory_load_bytes", 128 * len(access.rows))
-        for key, slot in enumerate(slots):
-            if slot is not None:
-                warp.registers[slot] = InFlight(operation, key)
+        for write, lanes in zip(writes, loaded, strict=True):
+            write(warp, mask, lanes)
         warp.queue("tcgen05.ld").add(operation)
 
     return run
@@ -341,7 +356,7 @@ def tcgen05_st(i: Instruction) -> Any:
     what="wait::ld wait::st",
 )
 def tcgen05_wait(i: Instruction) -> Any:
-    """Wait for the warp's own loads or stores; loaded registers become readable."""
+    """Wait for the warp's own loads or stores."""
     key = "tcgen05." + i["what"][-2:]
 
     def run(warp: Any, mask: Array) -> Wait | None:

@@ -76,9 +76,9 @@ class _TileReader:
 
 @instruction(
     "cp.async.bulk.tensor.dim.shared::cta.global{.tile}.mbarrier::complete_tx::bytes{.group}"
-    "{.L2::cache_hint} [d], [tensorMap, tensorCoords], [mbar]{, cache-policy}",
+    "{.L2::cache_hint}{.group} [d], [tensorMap, tensorCoords], [mbar]{, cache-policy}",
     "cp.async.bulk.tensor.dim.shared::cluster.global{.tile}.mbarrier::complete_tx::bytes"
-    "{.multicast::cluster}{.group}{.L2::cache_hint} [d], [tensorMap, tensorCoords], [mbar]"
+    "{.multicast::cluster}{.group}{.L2::cache_hint}{.group} [d], [tensorMap, tensorCoords], [mbar]"
     "{, ctaMask}{, cache-policy}",
     source=f"{_SOURCE}.1.2",
     evidence="manual-only",

@@ -117,11 +117,14 @@ class Warpgroup:
     def _start(self, warp: Any, ticket: Ticket) -> None:
         after = () if self._last is None or self._last.is_complete else (self._last,)
 
+        product = ticket.product
+        warp.machine.counters.add(f"mma_flops.{product.a_type}", product.flops)
+
         def multiply(operation: Operation) -> None:
             _multiply(ticket, operation)
 
         self._last = ticket.operation = warp.cta.cluster.engine.submit(
-            warp, ticket.product.instruction, [multiply], kind="wgmma", after=after
+            warp, product.instruction, [multiply], kind="wgmma", after=after
         )
 
     def _disagreement(
