@@ -16,7 +16,6 @@ from fovea.plan.numerics import (
     EXP2_LOWEST,
     LN_2,
     LOG2_E,
-    OPTIMISTIC_OUTPUT_LIMIT,
     OPTIMISTIC_SUM_LIMIT,
     RESCALE_THRESHOLD_LOG2,
 )
@@ -94,8 +93,8 @@ def fits_optimistically(row_sum: Tensor, acc: Tensor) -> Tensor:
     Shapes:
         row_sum (..., 1), acc (..., head_dim_v); result (..., 1) bool.
     """
-    largest = acc.abs().amax(dim=-1, keepdim=True)
-    return (row_sum < OPTIMISTIC_SUM_LIMIT) & (largest < OPTIMISTIC_OUTPUT_LIMIT)
+    is_finite = acc.isfinite().all(dim=-1, keepdim=True)
+    return (row_sum < OPTIMISTIC_SUM_LIMIT) & is_finite
 
 
 def exp_relative_(scores: Tensor, reference: Tensor) -> Tensor:

@@ -206,3 +206,22 @@ def test_backward_with_two_threads_is_bit_reproducible():
     for run in runs[1:]:
         for first, again in zip(runs[0][:3], run[:3], strict=True):
             assert torch.equal(first, again)
+
+
+def test_backward_of_hidden_pairs_whose_products_overflow_is_finite():
+    # dP = dout . v overflows at key 0 alone, which no query sees: 0 is written there, not 0 * inf.
+    q, k, v = dense_qkv(Shape(seqlen_q=8, seqlen_kv=8))
+    v[:, 0] = 1e30
+    problem = make_dense(q, k, v, Request(mask_mod=lambda b, h, q_idx, kv_idx: kv_idx > 0))
+    result = tiled_forward.forward(problem)
+    found = tiled_backward.backward(
+        problem,
+        out=result.out,
+        lse=result.lse,
+        dout=torch.full_like(result.out, 1e20),
+        dlse=None,
+        needs=all_needs(problem),
+    )
+    for gradient in found[:3]:
+        assert bool(gradient.isfinite().all())
+    assert bool((found.dk[:, 0] == 0).all())
