@@ -180,6 +180,17 @@ def _wild_integers(shape: Shape, device: torch.device) -> Options:
     return {"score_mod": score_mod}
 
 
+def _empty_and_host(shape: Shape, device: torch.device) -> Options:
+    """A table without entries that hidden positions alone read, and a number on the host."""
+    table = torch.empty(0, 3, device=device)
+    step = torch.tensor(0.25)  # on the CPU
+
+    def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return torch.where(kv_idx < 0, table[q_idx, kv_idx], score + step * (kv_idx % 3))
+
+    return {"score_mod": score_mod}
+
+
 def _document(shape: Shape, device: torch.device) -> Options:
     total = max(_keys(shape), shape.seqlen_q)
     ids = (torch.arange(total) * 7 // total).to(torch.int32).to(device)
@@ -443,6 +454,7 @@ CASES: tuple[Case, ...] = (
     _case("gather of gather", _gather_of_gather),
     _case("row reduction", _row_reduction),
     _case("wild integers", _wild_integers),
+    _case("empty and host captures", _empty_and_host),
     _case("alibi rising", _joined(CAUSAL, _alibi), transform=_ramp(-300.0, 300.0)),
     # mask mods
     _case("document mask", _document),

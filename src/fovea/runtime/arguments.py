@@ -154,12 +154,20 @@ def _mods(problem: AttentionProblem, features: ForwardFeatures) -> tuple[TracedM
 
 def _captures(problem: AttentionProblem, features: ForwardFeatures) -> tuple[Tensor, ...] | None:
     tensors = [t for mod in _mods(problem, features) for t in mod.captures]
-    return tuple(_capture(tensor.detach()) for tensor in tensors) or None
+    device = problem.device
+    return tuple(_capture(tensor.detach(), device) for tensor in tensors) or None
 
 
-def _capture(tensor: Tensor) -> Tensor:
+def _capture(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a captured tensor as the kernel reads it."""
     tensor = tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
-    return tensor.reshape(1) if tensor.dim() == 0 else tensor
+    if tensor.numel() == 0:
+        # A gather from nothing, at positions that nobody sees, reads 0 in the reference too.
+        return torch.zeros([1] * tensor.dim(), dtype=tensor.dtype, device=device)
+    if tensor.dim() > 0:
+        return tensor
+    # A single number may live on the host, as torch's own operations allow.
+    return tensor.to(device, non_blocking=True).reshape(1)
 
 
 def _mod_scalars(
