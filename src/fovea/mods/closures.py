@@ -8,6 +8,10 @@ are the same. Values of captured numbers and contents of tensors are free to cha
 effect cannot be checked (attributes of objects, imports, globals of unknown type) prevents reuse.
 """
 
+# User code hands over values of any type: what isinstance leaves of `Any` is unknown to pyright.
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false
+
 import builtins
 import dis
 import math
@@ -179,7 +183,7 @@ def _visit_function(
 ) -> None:
     code = fn.__code__
     key.append(id(code))
-    if fn.__module__ is not None and fn.__module__.startswith("torch."):
+    if (fn.__module__ or "").startswith("torch."):
         key.append(id(fn))
         code_facts(code)
         if not free:
@@ -241,7 +245,8 @@ class Tagger:
             if not free:
                 return value
             self.count += 1
-            return CapturedNumber(value, ("number", self.count - 1), self.record)
+            number: Any = value
+            return CapturedNumber(number, ("number", self.count - 1), self.record)
         if isinstance(value, Tensor) or kind in _PLAIN:
             return value
         if kind is types.FunctionType:

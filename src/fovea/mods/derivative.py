@@ -188,7 +188,7 @@ class Differentiation:
         return self.b.add("cast", (number,), dtype)
 
     def op(self, op: str, *args: int) -> int:
-        """Return op(args) in the widest of their dtypes, at least fp32."""
+        """Return a node in the widest dtype of its operands, at least fp32."""
         dtype = "f64" if any(self.dtype_of(number) == "f64" for number in args) else "f32"
         return self.b.add(op, tuple(self.cast(number, dtype) for number in args), dtype)
 

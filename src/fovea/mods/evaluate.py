@@ -155,7 +155,7 @@ def surround(
 def run_nodes(
     program: Graph | ScoreDerivative, surroundings: Surroundings, keep_axes: bool = False
 ) -> list[Tensor]:
-    """Return the values of the program's outputs; every other one is let go after its last reader."""
+    """Return the values of the outputs; every other one is let go after its last reader."""
     nodes, plan = program.nodes, schedule(program)
     values: list[Tensor | None] = [None] * len(nodes)
     for number, node in enumerate(nodes):
@@ -294,7 +294,8 @@ def _load(capture: int, index: list[Tensor], around: Surroundings) -> Tensor:
         if around.check is not None:
             _check_range(numbers, extent, dimension, tensor, around)
         if extent == 0:
-            shape = torch.broadcast_shapes(*(numbers.shape for numbers in index))
+            shapes = [numbers.shape for numbers in index]
+            shape: tuple[int, ...] = torch.broadcast_shapes(*shapes)  # pyright: ignore
             return torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
         # indexing wraps -extent..-1 by itself, as the mod's own tensor[...] does
         inside.append(numbers.clamp(-extent, extent - 1))

@@ -5,6 +5,10 @@ variants, attributes of traced values. Not here: single nodes (`operators.py`), 
 (`indexing.py`). Invariant: a composite has torch's value and torch's derivative, kinks included.
 """
 
+# User code hands over values of any type: what isinstance leaves of `Any` is unknown to pyright.
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false
+
 import math
 import operator
 from typing import Any

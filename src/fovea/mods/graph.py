@@ -13,7 +13,7 @@ The language
                 an index out of range is clamped (allowed on invisible positions only)
     axis        attrs = (axis_id, extent): runs over 0..extent-1, an extra dimension
     sum prod any all amax amin    attrs = (axis_id,): reduce over that axis
-    add sub mul div floordiv mod pow minimum maximum atan2          both operands of the node's dtype
+    add sub mul div floordiv mod pow minimum maximum atan2         both operands of the node's dtype
     neg abs sign floor ceil round trunc detach                      operand of the node's dtype
     exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh asinh acosh
     atanh tanh sigmoid erf                                          float only
@@ -60,13 +60,10 @@ FLOAT_UNARY = (
 )
 BITWISE = ("and", "or", "xor", "not", "shl", "shr")
 OPS = frozenset(
-    (*INPUTS, "const", "scalar", "load", "axis", "where", "cast")
-    + REDUCTIONS
-    + COMPARISONS
-    + BINARY
-    + UNARY
-    + FLOAT_UNARY
-    + BITWISE
+    (
+        *(*INPUTS, "const", "scalar", "load", "axis", "where", "cast"),
+        *(*REDUCTIONS, *COMPARISONS, *BINARY, *UNARY, *FLOAT_UNARY, *BITWISE),
+    )
 )
 
 TORCH_DTYPE = {
@@ -107,7 +104,7 @@ class CaptureSpec:
 class Graph:
     """A traced mod: `output` is the number of the node that gives the new score or the mask.
 
-    A graph traced by Dynamo has no nodes, only its text (`known_text`): `Graph.parse` gives the rest.
+    A graph traced by Dynamo has no nodes, only its text (`known_text`); `Graph.parse` gives them.
     """
 
     kind: str
@@ -162,7 +159,7 @@ class Graph:
 
     @cached_property
     def widened(self) -> "Graph":
-        """Return the same mod with fp32 arithmetic done in fp64; captured tensors stay as they are."""
+        """Return the same mod with fp32 arithmetic done in fp64; captures stay as they are."""
         nodes, place = widen_nodes(self.nodes)
         return Graph(self.kind, nodes, place[self.output], self.captures, self.scalars)
 

@@ -5,6 +5,10 @@ here: pointwise functions (`operators.py`). Invariant: an index expression has o
 dimension of the captured tensor; a slice becomes an axis, which some reduction must consume.
 """
 
+# User code hands over values of any type: what isinstance leaves of `Any` is unknown to pyright.
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false
+
 import operator
 from typing import Any
 
@@ -77,9 +81,9 @@ def _index_term(t: Tracing, item: Any, extent: Any) -> Term:
             f"a tensor was indexed by a value of dtype {term.dtype} (allowed: integers); "
             "use .long(), or torch.where for a choice by a bool"
         )
-    if term.value is not None and isinstance(extent, int):
-        if not -extent <= term.value < extent:
-            raise IndexError(f"index {term.value} is out of range for a dimension of {extent}")
+    value = term.value
+    if value is not None and isinstance(extent, int) and not -extent <= value < extent:
+        raise IndexError(f"index {value} is out of range for a dimension of {extent}")
     return t.builder.cast(term, "i64")
 
 
@@ -246,8 +250,8 @@ def _reshape(t: Tracing, x: Any, *sizes: Any) -> Term:
         wanted = extents
     if wanted != extents:
         raise TraceError(
-            f"reshape of a traced row from {list(t.builder.shape(term))} to {list(shape)} cannot be "
-            "traced; reshape the captured tensor before indexing it"
+            f"reshape of a traced row from {list(t.builder.shape(term))} to {list(shape)} cannot "
+            "be traced; reshape the captured tensor before indexing it"
         )
     rest = list(axes)
     return Term(
@@ -484,8 +488,8 @@ def _enter() -> None:
     register("index_select", _index_select)
     register("select", _select)
     register("softmax", _softmax)
-    OPERATORS[Tensor.T.__get__] = _turned  # pyright: ignore[reportFunctionMemberAccess]
-    OPERATORS[Tensor.mT.__get__] = _turned  # pyright: ignore[reportFunctionMemberAccess]
+    for name in ("T", "mT"):
+        OPERATORS[getattr(Tensor, name).__get__] = _turned
 
 
 _enter()

@@ -5,6 +5,10 @@ Lives here: pointwise functions, reductions, casts and constants. Not here: inde
 are torch's, so that a graph evaluates to what the function would have given under `torch.vmap`.
 """
 
+# User code hands over values of any type: what isinstance leaves of `Any` is unknown to pyright.
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false
+
 import operator
 from collections.abc import Callable
 from types import FunctionType
@@ -30,9 +34,19 @@ class Tracing(Protocol):
     """What handlers need of the tracer."""
 
     builder: GraphBuilder
+    compiling: bool
+    device: torch.device
 
     def term(self, value: Any) -> Term:
         """Return the term of anything that a mod may combine with traced values."""
+        ...
+
+    def source(self, base: Any) -> Any:
+        """Return what is being indexed."""
+        ...
+
+    def fixed_extent(self, source: Any, dimension: int) -> int:
+        """Return an extent that the graph will contain."""
         ...
 
     def mutate(self, receiver: Any, term: Term) -> Any:
@@ -158,6 +172,10 @@ def _pow(t: Tracing, x: Any, y: Any, *, out: Any = None) -> Term:
     elif value < 0:
         raise TraceError(f"integer ** {value} is not defined in torch; cast the base with .float()")
     return t.builder.pointwise("pow", (base, exponent), dtype)
+
+
+def _float_power(t: Tracing, x: Any, y: Any) -> Term:
+    return _pow(t, t.builder.cast(t.term(x), "f64"), y)
 
 
 def unary(t: Tracing, op: str, x: Any) -> Term:
@@ -404,7 +422,7 @@ def _enter_arithmetic() -> None:
     register("__rmod__", _reverse(_plain("mod")))
     register("fmod", _fmod)
     register("pow __pow__", _pow)
-    register("float_power", lambda t, x, y: _pow(t, t.builder.cast(t.term(x), "f64"), y))
+    register("float_power", _float_power)
     register("__rpow__", _reverse(_pow))
     register("maximum", _plain("maximum"))
     register("minimum", _plain("minimum"))

@@ -5,6 +5,10 @@ Lives here: the public entry, the checks of arity and of what a mod returns. Not
 holds the tensors and numbers of this call; the graph alone may be shared between calls.
 """
 
+# User code hands over values of any type: what isinstance leaves of `Any` is unknown to pyright.
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false
+
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -232,7 +236,7 @@ def source_of(fn: Any) -> str:
     fn = getattr(fn, "__func__", fn)
     code = getattr(fn, "__code__", None)
     if code is None:
-        fn = getattr(type(fn), "__call__", fn)
+        fn = type(fn).__call__ if callable(fn) else fn
         code = getattr(fn, "__code__", None)
     if code is None:
         return f"{getattr(fn, '__qualname__', repr(fn))}"

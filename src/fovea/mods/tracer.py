@@ -6,12 +6,17 @@ captures (`closures.py`), the public entry (`trace.py`). Invariant: the code is 
 Dynamo to inline it; whatever Dynamo cannot run stands behind `compiling`.
 """
 
+# User code hands over values of any type: what isinstance leaves of `Any` is unknown to pyright.
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false
+
 import os
 import sys
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload, OpOverloadPacket
 
 from fovea.errors import TraceError
 from fovea.mods.builder import GraphBuilder, Term, number_term
@@ -82,9 +87,10 @@ class Tracer:
         """Return an argument; what escaped from the tracer in Dynamo is traced again."""
         if isinstance(value, tuple):
             return tuple([self.readmitted(part) for part in value])  # pyright: ignore[reportUnknownVariableType]
-        if isinstance(value, Tensor) and not isinstance(value, Traced):
-            if value.device.type == "meta" and escaped(value) is not None:
-                return self.make(self.recovered(value))
+        if not isinstance(value, Tensor) or isinstance(value, Traced):
+            return value
+        if value.device.type == "meta" and escaped(value) is not None:
+            return self.make(self.recovered(value))
         return value
 
     def recovered(self, value: Tensor) -> Term:
@@ -196,7 +202,8 @@ class Tracer:
                 raise
             name = function_name(function)
             raise self.located(
-                f"{name} was called in a form that cannot be traced ({error}); use its plainest form"
+                f"{name} was called in a form that cannot be traced ({error}); use its plainest "
+                "form"
             ) from error
 
     def located(self, error: TraceError | str) -> TraceError:
@@ -276,8 +283,8 @@ class Tracer:
             return self.wrap(OPERATORS[function](self, *args, **kwargs))
         if function in RANDOM:
             raise TraceError(
-                f"{function_name(function)} gives other numbers on every call and cannot be part of "
-                "a mod; draw them outside and capture the tensor"
+                f"{function_name(function)} gives other numbers on every call and cannot be part "
+                "of a mod; draw them outside and capture the tensor"
             )
         if getattr(function, "__name__", "") == "__get__":
             return self.property_of(function, args)
@@ -312,13 +319,13 @@ class Tracer:
                 return self.wrap(known(self, *args, **kwargs))
         if function in NEEDS_VALUE:
             raise TraceError(
-                f"{name} needs the value of a traced tensor, which is known at run time only (an if, "
-                "and, or, not, min, max, int, float or a slice bound asks for it); use torch.where, "
-                "&, |, ~, torch.minimum, torch.maximum, or .long()"
+                f"{name} needs the value of a traced tensor, which is known at run time only (an "
+                "if, and, or, not, min, max, int, float or a slice bound asks for it); use "
+                "torch.where, &, |, ~, torch.minimum, torch.maximum, or .long()"
             )
         raise TraceError(
-            f"{name} cannot be traced in a mod; write it with elementwise torch functions, or compute "
-            "it outside and capture the resulting tensor"
+            f"{name} cannot be traced in a mod; write it with elementwise torch functions, or "
+            "compute it outside and capture the resulting tensor"
         )
 
 
@@ -362,7 +369,7 @@ def function_name(function: Any) -> str:
 
 def operator_by_name(function: Any) -> Any:
     """Return the handler of torch.ops.aten.NAME, or of a registered operator."""
-    if not isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+    if not isinstance(function, (OpOverload, OpOverloadPacket)):
         return None
     name = str(function).split(".")
     space, base = name[0], name[1]

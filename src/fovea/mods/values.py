@@ -6,6 +6,10 @@ by a traced value; a captured number gives its value away only through `NumberRe
 remembers it.
 """
 
+# User code hands over values of any type: what isinstance leaves of `Any` is unknown to pyright.
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false
+
 import math
 import operator
 from collections.abc import Callable, Iterator
@@ -20,6 +24,7 @@ from fovea.mods.builder import Term
 from fovea.mods.graph import TORCH_DTYPE
 
 Recipe = tuple[Any, ...]
+_META = torch.device("meta")
 
 
 class Dispatcher(Protocol):
@@ -81,7 +86,7 @@ def make_traced(tracer: Dispatcher, term: Term, shape: tuple[int, ...] = ()) -> 
     """Return a value of user code for a term."""
     if not torch.compiler.is_dynamo_compiling():
         traced = Tensor._make_wrapper_subclass(  # pyright: ignore
-            EagerTraced, (), dtype=TORCH_DTYPE[term.dtype], device="meta"
+            EagerTraced, (), dtype=TORCH_DTYPE[term.dtype], device=_META
         )
     else:
         # Dynamo runs abs() and the unpacking of a row on the storage, without asking Traced. So the
@@ -262,7 +267,7 @@ class CapturedNumber:
         self.fovea_record = record
 
     @property
-    def __class__(self) -> Any:  # isinstance(x, int) holds as it does for the number itself
+    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]  # isinstance(x, int) holds as it does for the number itself
         return type(self.fovea_value)
 
     @classmethod

@@ -246,7 +246,7 @@ def test_derivative_score_not_used_is_zero() -> None:
 
 
 def poisoned(safe: bool) -> dict[str, Any]:
-    """Return mods whose untaken branch is infinite, and the same mods with that branch made safe."""
+    """Return mods whose untaken branch is infinite, or the same mods with that branch made safe."""
 
     def inner(x: Any, condition: Any) -> Any:
         return torch.where(condition, x, 1.0) if safe else x
@@ -267,7 +267,7 @@ def poisoned(safe: bool) -> dict[str, Any]:
         "nested": lambda s, b, h, q, k: torch.where(
             q > k,
             torch.where(k > 1, torch.rsqrt(inner(s * 0 + k - 1.0, (q > k) & (k > 1))) * s, s),
-            torch.exp(inner(s * 1e5, ~(q > k) & (s < 0))).clamp(max=2.0) if False else s * SCALE,
+            s * SCALE,
         ),
         "two_paths": lambda s, b, h, q, k: (
             torch.where(q > 2, torch.log(inner(q - 2 + s * 0, q > 2)), 0.0)

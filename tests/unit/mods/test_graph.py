@@ -109,7 +109,7 @@ def test_graph_of_library_mod_round_trips_and_is_canonical(name: str) -> None:
 
 def test_graph_order_of_tracing_does_not_show() -> None:
     def first(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
-        unused = kv * 7
+        kv * 7  # not used
         distance = q - kv
         scaled = s * 2
         return scaled + distance

@@ -87,7 +87,7 @@ def natten_morton(height: int, width: int, kernel_height: int, kernel_width: int
 
 
 def _near_tile(q: Any, kv: Any, tiles: int, kernel: int) -> Any:
-    """Return whether kv's tile lies in the kernel of tiles around q's; an even kernel leans left."""
+    """Return whether kv's tile lies in the kernel of tiles around q's; even ones lean left."""
     before = kernel // 2
     after = kernel - 1 - before
     centre = q.clamp(before, tiles - 1 - after)
@@ -101,7 +101,8 @@ def sliding_tile_2d(
 
     Formula: image tokens see the tiles within `kernel` around their own tile, and the text; text
         tokens see everything.
-    Shapes: (height, width) each; canvas and kernel multiples of tile; seqlen = height * width + text.
+    Shapes: (height, width) each; canvas and kernel multiples of tile; seqlen is height * width +
+        text.
     Example: `sliding_tile_2d((32, 32), (16, 16), (8, 8), text=64)`.
     Source: https://arxiv.org/abs/2502.04507.
     """
@@ -158,8 +159,8 @@ def svg_spatial(
 ) -> MaskMod:
     """Return Sparse VideoGen's spatial head: near frames, and the prompt both ways.
 
-    Formula: visible(q, kv) = q < prompt or kv < prompt (+ frame) or |q - kv| < width * frame rounded
-        down to a multiple.
+    Formula: visible(q, kv) = q < prompt or kv < prompt (+ frame) or |q - kv| < width * frame
+        rounded down to a multiple.
     Shapes: seqlen = prompt + frames * frame.
     Example: `svg_spatial(226, 1350, width=2)`.
     Source: https://arxiv.org/abs/2502.01776.

@@ -1,8 +1,8 @@
 """Masks by position alone: causal, windows, prefixes, chunks, strides, sinks.
 
 Lives here: masks that need indices and numbers, and at most one flag per token. Not here: packed
-documents (`documents.py`), images (`images.py`). Invariant: seqlen_q and seqlen_kv are never needed,
-so one traced graph serves every length.
+documents (`documents.py`), images (`images.py`). Invariant: the lengths are never needed, so one
+traced graph serves every length.
 """
 
 from typing import Any
@@ -213,9 +213,9 @@ def strided(stride: int) -> MaskMod:
 def block_diffusion(length: int, block: int) -> MaskMod:
     """Return the training mask of block diffusion over [noised tokens, clean tokens].
 
-    Formula: with n = index < length and c = (index % length) // block: a query sees its own block of
-        its own half; noised queries see clean blocks before theirs; clean queries see clean blocks
-        up to theirs.
+    Formula: with n = index < length and c = (index % length) // block: a query sees its own block
+        of its own half; noised queries see clean blocks before theirs; clean queries see clean
+        blocks up to theirs.
     Shapes: seqlen_q = seqlen_kv = 2 * length.
     Example: `block_diffusion(1024, 16)`.
     Source: https://arxiv.org/abs/2503.09573, section 3.1.

@@ -45,8 +45,8 @@ def selected_tiles(top_k: Tensor, tile: int, sizes: Tensor | None = None) -> Mas
 def block_map(visible: Tensor, tile: int, sizes: Tensor | None = None) -> MaskMod:
     """Return a mask from a bool table of tile pairs.
 
-    Formula: visible(q, kv) = visible[b, h, q // tile, kv // tile], and kv % tile < sizes[kv // tile]
-        where tiles are padded.
+    Formula: visible(q, kv) = visible[b, h, q // tile, kv // tile], and kv % tile < sizes[kv //
+        tile] where tiles are padded.
     Shapes: visible (batch, heads, query tiles, KV tiles) bool; sizes (KV tiles,) integers.
     Example: `block_map(torch.rand(1, 8, 16, 16) < 0.3, 64)`.
     Source: video sparse attention, https://arxiv.org/abs/2505.13389.
@@ -190,7 +190,8 @@ def pooled_tiles(x: Tensor, tile: int, sizes: Tensor | None = None) -> Tensor:
 
     Shapes: (..., tiles * tile, head_dim) -> (..., tiles, head_dim).
     """
-    total = x.unflatten(-2, (-1, tile)).float().sum(-2)
+    tiles: Tensor = x.unflatten(-2, (-1, tile))  # pyright: ignore[reportUnknownMemberType]
+    total = tiles.float().sum(-2)
     count = tile if sizes is None else sizes[:, None]
     return (total / count).to(x.dtype)
 
