@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fovea.mods.derivative import derivative
 from fovea.mods.evaluate import run_nodes, surround
-from fovea.mods.graph import Scatter, ScoreDerivative, last_uses
+from fovea.mods.graph import Scatter, ScoreDerivative
 from fovea.mods.trace import TracedMod
 from fovea.problem import AttentionProblem, GradientNeeds
 from fovea.reference.scores import ScoreTile
@@ -87,27 +87,17 @@ class ScoreGradients:
             mod.captures,
             mod.scalars,
         )
-        scatters = [s for s in program.scatters if self.totals[s.capture] is not None]
-        outputs = _outputs(program, scatters)
-        found = run_nodes(
-            program.nodes, outputs, last_uses(program.nodes, outputs), around, keep_axes=True
-        )
-        values = dict(zip(outputs, found, strict=True))
-        for scatter in scatters:
+        found = run_nodes(program, around, keep_axes=True)
+        values = dict(zip(program.outputs, found, strict=True))
+        for scatter in program.scatters:
             total = self.totals[scatter.capture]
-            assert total is not None
+            if total is None:
+                continue
             shape = (*_free_extents(program, scatter), *ds.shape)
             index = [values[number] for number in scatter.index]
             scatter_add_(total, index, values[scatter.value], shape)
         d_score = values[program.d_score]
         return d_score.reshape(d_score.shape[-ds.dim() :]).to(ds.dtype).expand(ds.shape)
-
-
-def _outputs(program: ScoreDerivative, scatters: Sequence[Scatter]) -> tuple[int, ...]:
-    wanted = [program.d_score]
-    for scatter in scatters:
-        wanted += [*scatter.index, scatter.value]
-    return tuple(dict.fromkeys(wanted))
 
 
 def _free_extents(program: ScoreDerivative, scatter: Scatter) -> tuple[int, ...]:
