@@ -294,9 +294,8 @@ def _load(capture: int, index: list[Tensor], around: Surroundings) -> Tensor:
         if around.check is not None:
             _check_range(numbers, extent, dimension, tensor, around)
         if extent == 0:
-            shapes = [numbers.shape for numbers in index]
-            shape: tuple[int, ...] = torch.broadcast_shapes(*shapes)  # pyright: ignore
-            return torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
+            zero = torch.zeros((), dtype=tensor.dtype, device=tensor.device)
+            return zero.expand_as(sum(index[1:], start=index[0]))
         # indexing wraps -extent..-1 by itself, as the mod's own tensor[...] does
         inside.append(numbers.clamp(-extent, extent - 1))
     return tensor[tuple(inside)]

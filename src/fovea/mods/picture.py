@@ -127,6 +127,7 @@ _MASKS = (
     ),
     _mask("tree", "tree(12, ancestors)", lambda: library.tree(12, _ANCESTORS), 8, 20),
     _mask("draft_blocks", "draft_blocks(8, 6)", lambda: library.draft_blocks(8, 6), 24, 32),
+    _mask("local_2d", "local_2d(6, 6, 1, 1)", lambda: library.local_2d(6, 6, 1, 1), 36, 36),
     _mask("natten_2d", "natten_2d(6, 6, 3, 3)", lambda: library.natten_2d(6, 6, 3, 3), 36, 36),
     _mask(
         "natten_tiled",

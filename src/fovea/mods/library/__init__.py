@@ -22,6 +22,7 @@ from fovea.mods.library.documents import (
     vision_cross_attention,
 )
 from fovea.mods.library.images import (
+    local_2d,
     natten_2d,
     natten_morton,
     natten_tiled,
@@ -104,6 +105,7 @@ __all__ = [
     "graphormer_spatial",
     "head_bias",
     "llama4_chunked",
+    "local_2d",
     "masked_score",
     "mla_rope",
     "natten_2d",

@@ -1,7 +1,7 @@
 """Masks over images and videos: neighbourhoods in several orders of tokens, sliding tiles, SVG.
 
 Lives here: masks whose indices stand for points of a grid. Not here: tables of selected tiles
-(`sparse.py`). Invariant: a neighbourhood is moved, never cut, at the border of the canvas.
+(`sparse.py`). Invariant: a NATTEN neighbourhood is moved, never cut, at the border.
 """
 
 from typing import Any
@@ -28,6 +28,24 @@ def natten_2d(height: int, width: int, kernel_height: int, kernel_width: int) ->
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         rows = _near(q_idx // width, kv_idx // width, height, kernel_height)
         return rows & _near(q_idx % width, kv_idx % width, width, kernel_width)
+
+    return mask_mod
+
+
+def local_2d(height: int, width: int, reach_height: int, reach_width: int) -> MaskMod:
+    """Return stand-alone self-attention over a row-major image: a window cut at the border.
+
+    Formula: visible(q, kv) = |row difference| <= reach_height and |column difference| <=
+        reach_width.
+    Shapes: seqlen_q = seqlen_kv = height * width.
+    Example: `local_2d(32, 32, 3, 3)` is a 7 x 7 window.
+    Source: SASA, https://arxiv.org/abs/1906.05909.
+    """
+
+    def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        rows = (q_idx // width - kv_idx // width).abs() <= reach_height
+        columns = (q_idx % width - kv_idx % width).abs() <= reach_width
+        return rows & columns & (kv_idx < height * width)
 
     return mask_mod
 

@@ -190,8 +190,7 @@ def pooled_tiles(x: Tensor, tile: int, sizes: Tensor | None = None) -> Tensor:
 
     Shapes: (..., tiles * tile, head_dim) -> (..., tiles, head_dim).
     """
-    tiles: Tensor = x.unflatten(-2, (-1, tile))  # pyright: ignore[reportUnknownMemberType]
-    total = tiles.float().sum(-2)
+    total = x.reshape(*x.shape[:-2], -1, tile, x.shape[-1]).float().sum(-2)
     count = tile if sizes is None else sizes[:, None]
     return (total / count).to(x.dtype)
 
