@@ -24,6 +24,7 @@ from fovea.problem import (
     Gradients,
     check_contents,
 )
+from fovea.reference import tiled_backward, tiled_forward
 
 _EMULATORS = {f"emulator:{name}": name for name in ARCHS}
 BACKENDS = ("reference", "cuda", *_EMULATORS)
@@ -134,8 +135,6 @@ def backward(
     Shapes:
         out, lse: as `forward` returned them; dout, dlse: their gradients, None for zero.
     """
-    from fovea.reference import tiled_backward
-
     assert choice.backward_backend == "reference"
     dout = torch.zeros_like(out) if dout is None else dout
     with torch.autocast(problem.q.device.type, enabled=False):
@@ -144,8 +143,6 @@ def backward(
 
 def _forward(problem: AttentionProblem, choice: Choice) -> ForwardResult:
     if choice.backend == "reference":
-        from fovea.reference import tiled_forward
-
         return tiled_forward.forward(problem)
     if choice.backend == "cuda":
         from fovea.runtime import cuda
