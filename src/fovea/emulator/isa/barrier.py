@@ -22,7 +22,7 @@ from fovea.emulator.ptx.types import LANES
 _SHARED = "shared shared::cta"
 _ANY_SHARED = "shared shared::cta shared::cluster"
 _LOW = (1 << RANK_SHIFT) - 1
-_SPURIOUS = 0.25  # try_wait may return false early (the manual allows it): keeps loops honest
+_SPURIOUS = 0.5  # try_wait may return false early (the manual allows it): keeps loops honest
 
 
 # --- where an mbarrier is -------------------------------------------------------------------------
@@ -100,7 +100,11 @@ def mbarrier_init(ins: Instruction) -> Any:
                     w.where(ins, lane=lane, address=offset, space="shared"),
                 )
             cta.shared.write(offset, np.zeros(8, np.uint8), w.touch(ins, mask))
-            cta.mbarrier(offset, expected)
+            barrier = cta.mbarrier(offset, expected)
+            if w.machine.program.checks_barrier_init:
+                barrier.is_published = False
+                barrier.origin = (w.access.agent, int(w.access.clock.seen[w.access.agent]))
+                w.cta.cluster.unpublished.append(barrier)
 
     return run
 

@@ -23,12 +23,32 @@ def fence_proxy_async(ins: Instruction) -> Any:
 
     def run(w: Any, mask: Array) -> None:
         w.access.clock.fence_proxy()
+        publish_barriers(w)
 
     return run
 
 
-@instruction("fence{.sem}.scope", "fence", "membar.level", "fence.mbarrier_init.release.cluster",
-             "fence.proxy.alias", "fence.proxy.tensormap::generic.release.scope",
+def publish_barriers(w: Any) -> None:
+    """Make the initialisations of mbarriers that a warp has seen visible to the async proxy."""
+    unpublished = w.cta.cluster.unpublished
+    if not unpublished:
+        return
+    seen = w.access.clock.seen
+    for barrier in unpublished:
+        agent, tick = barrier.origin
+        if seen[agent] >= tick:
+            barrier.is_published = True
+    w.cta.cluster.unpublished = [b for b in unpublished if not b.is_published]
+
+
+@instruction("fence.mbarrier_init.release.cluster", source="PTX ISA 9.7.13.5",
+             evidence="manual-only", kind="sync")  # fmt: skip
+def fence_mbarrier_init(ins: Instruction) -> Any:
+    """Publish initialised mbarriers."""
+    return lambda w, mask: publish_barriers(w)
+
+
+@instruction("fence{.sem}.scope", "fence", "membar.level", "fence.proxy.alias", "fence.proxy.tensormap::generic.release.scope",
              "fence.acquire.sync_restrict.scope", "fence.release.sync_restrict.scope",
              source="PTX ISA 9.7.13.5", evidence="manual-only", kind="sync",
              sem="sc acq_rel acquire release", scope=_SCOPES, level="cta gl sys",

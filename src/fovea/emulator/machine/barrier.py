@@ -21,7 +21,9 @@ class MBarrier:
         "_clock",
         "arrivals",
         "expected",
+        "is_published",
         "name",
+        "origin",
         "pending",
         "phase",
         "previous",
@@ -38,6 +40,10 @@ class MBarrier:
         self._agents = agents
         self._clock = Clock(agents)
         self.released = Clock(agents)
+        # a fence must follow mbarrier.init before the async proxy may complete transactions;
+        # `origin` is (agent, time) of the initialisation
+        self.is_published = True
+        self.origin = (0, 0)
         # (what, warp, instruction): made into text only for a report
         self.arrivals: list[tuple[str, Any, Any]] = []
         self.previous: list[tuple[str, Any, Any]] = []
@@ -63,6 +69,11 @@ class MBarrier:
 
     def complete_tx(self, size: int, access: Access) -> str:
         """Lower the tx-count by bytes that arrived; return what is wrong ("" if nothing)."""
+        if not self.is_published and access.is_async:
+            return (
+                f"{self.name} was initialised, but no fence.mbarrier_init (or fence.proxy.async) "
+                "made that visible to the async proxy before this copy"
+            )
         self.tx -= size
         problem = self._check_tx()
         self._take(access, f"{size} bytes by")

@@ -109,6 +109,7 @@ class Cluster:
         self.notes = AccessNotes(generic, self.agents)
         self.engine = AsyncEngine(machine.options, machine.random, generic, slots)
         self.barrier = ClusterBarrier(self.warps_per_cta * LANES * size, self.agents)
+        self.unpublished: list[MBarrier] = []
         self.location_clocks: dict[int, Clock] = {}
         self.ctas = [Cta(self, rank) for rank in range(size)]
         self.warps = [warp for cta in self.ctas for warp in cta.warps]
