@@ -7,7 +7,6 @@ from fovea.cli.call import Call, Shape
 from fovea.cli.demo import EMULATED_SHAPE, EMULATED_WINDOW
 from fovea.cli.demo_call import make_call
 from fovea.cli.emulation import emulate
-from fovea.cli.kernel import compile_forward
 from fovea.problem import Request, make_dense
 
 CPU = torch.device("cpu")
@@ -21,7 +20,7 @@ def _within_budget(done) -> bool:
 def test_demo_call_runs_on_the_emulator_within_the_error_budget():
     call = make_call(EMULATED_SHAPE, EMULATED_WINDOW, CPU)
     problem = make_dense(call.q, call.k, call.v, Request(**call.keywords))
-    done = emulate(problem, compile_forward(problem, SM90), seed=0)
+    done = emulate(problem, SM90, seed=0)
     assert _within_budget(done)
     assert done.count("instructions.mma") > 0
 
@@ -32,8 +31,7 @@ def test_output_is_the_same_under_another_schedule():
     )
     call = Call(shape=shape, dtype=torch.float16, keywords={})
     problem = make_dense(*call.make_inputs(CPU), Request(causal=True))
-    kernel = compile_forward(problem, SM90)
-    first, other = (emulate(problem, kernel, seed=seed) for seed in (0, 1))
+    first, other = (emulate(problem, SM90, seed=seed) for seed in (0, 1))
     assert _within_budget(first)
     assert first.accuracy == other.accuracy
     assert first.steps != other.steps  # the schedules did differ

@@ -58,7 +58,7 @@ def run(
         table.add_column(heading, justify="right")
     for seed in range(seeds):
         try:
-            done = emulate(problem, kernel, seed=seed)
+            done = emulate(problem, kernel.arch, seed=seed)
         except EmulatorError as fault:
             console.print(table)
             console.print(f"[bold]seed {seed}: {type(fault).__name__}[/]")

@@ -1,23 +1,19 @@
 """A call's own kernel, run on the emulator and checked against float64.
 
-Lives here: from a compiled kernel to a checked result. The emulator is `fovea.emulator`'s, the
-order of the launcher's arguments `runtime/arguments.py`'s. Invariant: what runs is the artifact
-that a GPU would get, and its result is compared with the oracle before anything is reported.
+Lives here: from a problem to a checked result. The run itself is that of `runtime/emulated.py`.
+Invariant: what runs is the artifact that a GPU would get, and its result is compared with the
+oracle before anything is reported.
 """
 
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fovea.arch import Arch
 from fovea.cli.accuracy import Accuracy, judge
-from fovea.cli.kernel import CompiledKernel
 from fovea.emulator import Options
 from fovea.problem import AttentionProblem
-from fovea.runtime import emulated_module
-from fovea.runtime.arguments import forward_call
-
-# CTAs in flight: enough for more than one, few enough that a small case is quick.
-_NUM_SMS = 2
+from fovea.runtime import emulated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +23,7 @@ class Emulation:
     Attributes:
         counters: sums over all warps, as the emulator names them.
         steps: scheduler steps.
+        seconds: of the run, the compiler's time included where the kernel was not cached.
     """
 
     accuracy: Accuracy
@@ -39,22 +36,18 @@ class Emulation:
         return sum(value for name, value in self.counters.items() if name.startswith(prefix))
 
 
-def emulate(problem: AttentionProblem, kernel: CompiledKernel, *, seed: int) -> Emulation:
+def emulate(problem: AttentionProblem, arch: Arch, *, seed: int) -> Emulation:
     """Run a problem's kernel under one random schedule.
 
     Raises:
         EmulatorError: the kernel did what hardware does not allow; the text says where.
         LauncherError: llvmlite is missing.
     """
-    launch = emulated_module.load(kernel.artifact, options=Options(seed=seed, num_sms=_NUM_SMS))
-    call = forward_call(problem, kernel.plan, _NUM_SMS)
     start = time.perf_counter()
-    (result,) = launch(*call.arguments)
+    forward, (result,) = emulated.emulate(problem, arch, options=Options(seed=seed))
     seconds = time.perf_counter() - start
-    if call.padded_out is not None:
-        call.out.copy_(call.padded_out[..., : call.out.shape[-1]])
     return Emulation(
-        accuracy=judge(call.out, problem),
+        accuracy=judge(forward.out, problem),
         counters=result.counters,
         steps=result.steps,
         seconds=seconds,

@@ -32,6 +32,7 @@ class CompiledKernel:
         counts: instructions of its machine code, None where no nvdisasm is installed.
     """
 
+    arch: Arch
     plan: ForwardPlan
     artifact: Artifact
     seconds: float
@@ -54,6 +55,7 @@ def compile_forward(problem: AttentionProblem, arch: Arch) -> CompiledKernel:
     start = time.perf_counter()
     artifact = cache.get_artifact(variant, target)
     return CompiledKernel(
+        arch=arch,
         plan=plan,
         artifact=artifact,
         seconds=time.perf_counter() - start,
