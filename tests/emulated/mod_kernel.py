@@ -21,7 +21,16 @@ def host(variant: ModVariant) -> Any:
         i = block * THREADS + thread
         if i < score.shape[0]:
             b, h, q_idx, kv_idx = (indices[which, i] for which in range(4))
-            position = Position(b, h, q_idx, kv_idx, 0, 0)
+            # Column 1 of a register row, so that arithmetic along the row is tested too.
+            position = Position(
+                b=b,
+                h=h,
+                q_idx=q_idx,
+                first_kv_idx=kv_idx - 1,
+                column_offset=1,
+                row=0,
+                column=1,
+            )
             for g, graph in enumerate(variant.graphs):
                 evaluator = ModEvaluator(
                     graph, ModArguments(captures, scalars), wide_integers=variant.wide_integers

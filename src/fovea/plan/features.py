@@ -41,6 +41,11 @@ class ForwardFeatures:
         return self.softcap or self.explicit_scale or self.score_mod is not None
 
     @property
+    def has_mods(self) -> bool:
+        """True where a user's function runs in the kernel."""
+        return bool(self.score_mod or self.mask_mod or self.block_mask_mod)
+
+    @property
     def graphs(self) -> tuple[Graph, ...]:
         """The mod graphs in the order their captures and scalars reach the kernel."""
         candidates = (self.score_mod, self.mask_mod, self.block_mask_mod)

@@ -8,26 +8,34 @@ positions and run-time integers stay below NARROW_LIMIT, which `plan/select.py` 
 
 from fovea.mods.graph import REDUCTIONS, Graph, Node
 
-NARROW_LIMIT = 2**28
-_INT32_MAX = 2**31 - 1
+NARROW_LIMIT = 2**23
+INT32_MAX = 2**31 - 1
+EXACT_FLOAT_MAX = 2**24  # integers up to here are exact in fp32
 _UNBOUNDED = 2**63
 _INTEGERS = ("u8", "i8", "i16", "i32", "i64")
-_STORED_BOUND = {"b1": 1, "u8": 2**8, "i8": 2**7, "i16": 2**15, "i32": _INT32_MAX}
+_STORED_BOUND = {"b1": 1, "u8": 2**8, "i8": 2**7, "i16": 2**15, "i32": INT32_MAX}
 
 
-def narrow_nodes(graph: Graph, *, wide_integers: bool) -> tuple[bool, ...]:
-    """Return, per node, whether an integer node may be computed in 32 bits."""
+def integer_bounds(graph: Graph, *, wide_integers: bool) -> tuple[int, ...]:
+    """Return, per node, a bound on the absolute value of an integer; floats are unbounded."""
     bounds: list[int] = []
     extents = {n.attrs[0]: int(n.attrs[1]) for n in graph.nodes if n.op == "axis"}
     for node in graph.nodes:
         operands = [bounds[arg] for arg in node.args]
         bound = _bound(node, operands, graph, extents, wide_integers)
         bounds.append(min(bound, _UNBOUNDED))
+    return tuple(bounds)
+
+
+def narrow_nodes(graph: Graph, bounds: tuple[int, ...]) -> tuple[bool, ...]:
+    """Return, per node, whether it is an integer that may be computed in 32 bits.
+
+    Its operands must fit too, or they would be cut before it is computed.
+    """
 
     def fits(node: Node, bound: int) -> bool:
-        # A narrow node must have operands that fit too, or they would be cut before it is computed.
-        return bound <= _INT32_MAX and all(
-            bounds[arg] <= _INT32_MAX
+        return bound <= INT32_MAX and all(
+            bounds[arg] <= INT32_MAX
             for arg in node.args
             if graph.nodes[arg].dtype in _INTEGERS and node.op != "load"
         )

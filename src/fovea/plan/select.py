@@ -65,7 +65,7 @@ def forward_features(problem: AttentionProblem) -> ForwardFeatures:
         block_lists=lists is not None,
         full_lists=lists is not None and lists.full_kv_num_blocks is not None,
         block_mask_mod=block_mask_mod.graph if lists is not None and block_mask_mod else None,
-        wide_integers=_needs_wide_integers(problem),
+        wide_integers=needs_wide_integers(problem),
     )
 
 
@@ -88,7 +88,7 @@ def tile_head_dim(problem: AttentionProblem) -> int:
     return next(columns for columns in _TILE_HEAD_DIMS if widest <= columns)
 
 
-def _needs_wide_integers(problem: AttentionProblem) -> bool:
+def needs_wide_integers(problem: AttentionProblem) -> bool:
     """Return whether a mod may leave 32-bit index arithmetic: a long sequence or a large number."""
     mods = (problem.score_mod, problem.mask_mod, problem.block_mask_mod)
     present = [mod for mod in mods if mod is not None]

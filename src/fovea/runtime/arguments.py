@@ -5,6 +5,7 @@ Not here: their compile-time types (`kernels/sm90/forward/entry.py`). Invariant:
 for a device; a tensor is copied only where its layout cannot run as it is.
 """
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -41,14 +42,54 @@ class ForwardCall(NamedTuple):
     max_score: Tensor | None
 
 
-def forward_call(problem: AttentionProblem, plan: ForwardPlan, num_sms: int) -> ForwardCall:
-    """Return the launch of a problem under its plan, with fresh outputs."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prepared:
+    """What a launch needs that shapes, strides and features decide; kept between calls.
+
+    `takes_as_is` says that q, k, v and out need no copy, whatever their addresses are aligned to.
+    """
+
+    plan: ForwardPlan
+    integers: tuple[int, int, int, int, int]
+    out_shape: tuple[int, ...]
+    out_strides: tuple[int, ...]
+    lse_shape: tuple[int, ...]
+    takes_as_is: bool
+
+
+def prepare(problem: AttentionProblem, plan: ForwardPlan, num_sms: int) -> Prepared:
+    """Return what calls like this one share."""
+    out_shape = (*problem.q.shape[:-1], problem.head_dim_v)
+    out_strides = strides_in_order(out_shape, problem.q.stride())
+    layouts = [(t.shape, t.stride()) for t in (problem.q, problem.k, problem.v)]
+    return Prepared(
+        plan=plan,
+        integers=_integers(problem, num_sms),
+        out_shape=out_shape,
+        out_strides=out_strides,
+        lse_shape=problem.lse_shape,
+        takes_as_is=all(
+            _is_whole(shape, strides) for shape, strides in (*layouts, (out_shape, out_strides))
+        ),
+    )
+
+
+def forward_call(problem: AttentionProblem, prepared: Prepared) -> ForwardCall:
+    """Return the launch of a problem, with fresh outputs."""
+    plan = prepared.plan
     features = plan.features
-    q, k, v = (loadable(tensor) for tensor in (problem.q, problem.k, problem.v))
-    out = problem.empty_out()
-    is_whole = out.shape[-1] % _ALIGNMENT_ELEMENTS == 0
-    padded_out = None if is_whole and _is_loadable(out) else _padded_out(out, v.shape[-1])
-    lse = torch.empty(problem.lse_shape, dtype=torch.float32, device=q.device)
+    q, k, v = problem.q, problem.k, problem.v
+    device = q.device
+    out = torch.empty_strided(
+        prepared.out_shape, prepared.out_strides, dtype=q.dtype, device=device
+    )
+    padded_out = None
+    addresses = q.data_ptr() | k.data_ptr() | v.data_ptr() | out.data_ptr()
+    if not prepared.takes_as_is or addresses % _ALIGNMENT_BYTES != 0:
+        q, k, v = (loadable(tensor) for tensor in (q, k, v))
+        if not _is_loadable(out):
+            padded_out = _padded_out(out, v.shape[-1])
+    lse = torch.empty(prepared.lse_shape, dtype=torch.float32, device=device)
     max_score = torch.empty_like(lse) if features.max_score else None
     lists = problem.block_lists
     arguments = (
@@ -60,23 +101,32 @@ def forward_call(problem: AttentionProblem, plan: ForwardPlan, num_sms: int) -> 
         max_score,
         problem.sink.float() if problem.sink is not None else None,
         # A memset of four bytes, on the stream before the launch.
-        torch.zeros(1, dtype=torch.int32, device=q.device) if plan.is_dynamic else None,
-        None if lists is None else _list_arguments(problem, lists, plan),
+        torch.zeros(1, dtype=torch.int32, device=device) if plan.is_dynamic else None,
+        None if lists is None else _list_arguments(lists, plan),
         _scores(problem),
-        _integers(problem, num_sms),
-        _captures(problem, features),
-        _mod_scalars(problem, features),
+        prepared.integers,
+        _captures(problem, features) if features.has_mods else None,
+        _mod_scalars(problem, features) if features.has_mods else None,
     )
     return ForwardCall(arguments, out, padded_out, lse, max_score)
 
 
+def _is_whole(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Return whether a layout is one that the copy engine takes, the address apart."""
+    return (
+        strides[-1] == 1
+        and shape[-1] % _ALIGNMENT_ELEMENTS == 0
+        and all(s > 0 and s % _ALIGNMENT_ELEMENTS == 0 for s in strides[:-1])
+    )
+
+
 def _is_loadable(tensor: Tensor) -> bool:
-    """Return whether the copy engine takes a tensor's layout as it is."""
-    if tensor.stride(-1) != 1 or tensor.data_ptr() % _ALIGNMENT_BYTES != 0:
-        return False
-    return all(
-        size == 1 or (stride > 0 and stride % _ALIGNMENT_ELEMENTS == 0)
-        for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
+    """Return whether the copy engine takes a tensor as it is, axes of one element aside."""
+    strides = tensor.stride()
+    meaningful = [i for i, size in enumerate(tensor.shape[:-1]) if size != 1]
+    shape = (*(tensor.shape[i] for i in meaningful), tensor.shape[-1])
+    return tensor.data_ptr() % _ALIGNMENT_BYTES == 0 and _is_whole(
+        shape, (*(strides[i] for i in meaningful), strides[-1])
     )
 
 
@@ -122,21 +172,13 @@ def _integers(problem: AttentionProblem, num_sms: int) -> tuple[int, int, int, i
     return (band.offset, left, right, min(section, rows), num_sms)
 
 
-def _list_arguments(
-    problem: AttentionProblem, lists: BlockLists, plan: ForwardPlan
-) -> tuple[Any, ...]:
-    """Return the block lists expanded over batch and heads, and their block sizes."""
-
-    def expanded(tensor: Tensor | None) -> Tensor | None:
-        if tensor is None:
-            return None
-        return tensor.expand(problem.batch, problem.heads_q, *tensor.shape[2:])
-
+def _list_arguments(lists: BlockLists, plan: ForwardPlan) -> tuple[Any, ...]:
+    """Return the block lists and their block sizes."""
     return (
-        expanded(lists.kv_num_blocks),
-        expanded(lists.kv_indices),
-        expanded(lists.full_kv_num_blocks),
-        expanded(lists.full_kv_indices),
+        lists.kv_num_blocks,
+        lists.kv_indices,
+        lists.full_kv_num_blocks,
+        lists.full_kv_indices,
         lists.block_q,
         lists.block_kv // plan.tile_n,
     )

@@ -6,6 +6,8 @@ tensors' device and its current stream, and the host never waits for the device.
 """
 
 import functools
+from collections.abc import Hashable
+from typing import NamedTuple
 
 import torch
 
@@ -13,28 +15,65 @@ from fovea.arch import Arch, arch_of
 from fovea.compile.cache import get_artifact
 from fovea.compile.target import CompileTarget, native_host_triple
 from fovea.compile.variant import ForwardVariant
-from fovea.plan.select import forward_plan
+from fovea.plan.select import forward_plan, needs_wide_integers
 from fovea.plan.sm90 import ForwardPlan
 from fovea.problem import AttentionProblem, ForwardResult
-from fovea.runtime.arguments import forward_call
+from fovea.runtime.arguments import Prepared, forward_call, prepare
 from fovea.runtime.module import Launcher, load
 from fovea.runtime.trivial import trivial_forward
 
 
+class _Ready(NamedTuple):
+    """A variant opened on a device, and what calls of one layout share."""
+
+    launcher: Launcher
+    prepared: Prepared
+
+
+# By everything that decides the two. Bounded, since a server may see a new length in every call.
+_ready: dict[tuple[Hashable, ...], _Ready] = {}
+_READY_LIMIT = 4096
+
+
 def forward(problem: AttentionProblem) -> ForwardResult:
     """Run the forward of a problem that `plan.select.unsupported` has nothing against."""
-    arch = arch_of(problem.device)
-    assert arch is not None, problem.device
-    trivial = trivial_forward(problem)
-    if trivial is not None:
-        return trivial
-    plan = forward_plan(problem, arch)
-    launcher = _launcher(plan, arch, problem.device)
-    call = forward_call(problem, plan, _num_sms(problem.device))
-    launcher(*call.arguments)
+    key = _key(problem)
+    ready = _ready.get(key)
+    if ready is None:
+        trivial = trivial_forward(problem)
+        if trivial is not None:
+            return trivial
+        ready = _make_ready(problem)
+        if len(_ready) >= _READY_LIMIT:
+            _ready.clear()
+        _ready[key] = ready
+    call = forward_call(problem, ready.prepared)
+    ready.launcher(*call.arguments)
     if call.padded_out is not None:
         call.out.copy_(call.padded_out[..., : call.out.shape[-1]])
     return ForwardResult(call.out, call.lse, call.max_score)
+
+
+def _key(problem: AttentionProblem) -> tuple[Hashable, ...]:
+    """Return all of a problem that its plan, its launcher and its layout depend on."""
+    q, k, v, lists = problem.q, problem.k, problem.v, problem.block_lists
+    mods = (problem.score_mod, problem.mask_mod, problem.block_mask_mod)
+    return (
+        *(q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, q.device),
+        *(problem.causal, problem.window, problem.wants_max_score),
+        *(problem.softcap is None, problem.sink is None, problem.scale > 0),
+        *(None if mod is None else mod.graph for mod in mods),
+        mods != (None, None, None) and needs_wide_integers(problem),
+        lists and (lists.block_q, lists.block_kv, lists.full_kv_num_blocks is None),
+    )
+
+
+def _make_ready(problem: AttentionProblem) -> _Ready:
+    arch = arch_of(problem.device)
+    assert arch is not None, problem.device
+    plan = forward_plan(problem, arch)
+    launcher = _launcher(plan, arch, problem.device)
+    return _Ready(launcher, prepare(problem, plan, _num_sms(problem.device)))
 
 
 @functools.cache

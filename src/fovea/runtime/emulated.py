@@ -15,7 +15,7 @@ from fovea.emulator import Options, Result
 from fovea.plan.select import forward_plan
 from fovea.plan.sm90 import ForwardPlan
 from fovea.problem import AttentionProblem, ForwardResult
-from fovea.runtime.arguments import forward_call
+from fovea.runtime.arguments import forward_call, prepare
 from fovea.runtime.emulated_module import EmulatedLauncher, load
 from fovea.runtime.trivial import trivial_forward
 
@@ -47,7 +47,7 @@ def emulate(
     if trivial is not None:
         return trivial, ()
     plan = forward_plan(problem, arch)
-    call = forward_call(problem, plan, num_sms)
+    call = forward_call(problem, prepare(problem, plan, num_sms))
     results = _launcher(plan, arch, options)(*call.arguments)
     if call.padded_out is not None:
         call.out.copy_(call.padded_out[..., : call.out.shape[-1]])

@@ -17,7 +17,7 @@ from fovea.plan.sm90 import ForwardPlan
 
 
 class BlockListTensors(NamedTuple):
-    """torch's BlockMask lists, expanded to (batch, heads, q_blocks[, kv_blocks]) by the host."""
+    """torch's BlockMask lists: (batch, heads, q_blocks[, kv_blocks]), batch and heads real or 1."""
 
     mCount: cute.Tensor
     mIndices: cute.Tensor
@@ -46,6 +46,16 @@ class Walk(NamedTuple):
     batch: cutlass.Int32
 
 
+def _list_row(
+    lists: BlockListTensors, batch: cutlass.Int32, head: cutlass.Int32
+) -> tuple[cutlass.Int32, cutlass.Int32]:
+    """Return the lists' own batch and head: those of the call, or 0 where one row serves all."""
+    return (
+        cutlass.Int32(cutlass.min(batch, lists.mCount.shape[0] - 1)),
+        cutlass.Int32(cutlass.min(head, lists.mCount.shape[1] - 1)),
+    )
+
+
 @cute.jit
 def make_walk(
     tile: Tile, band: Band, lists: BlockListTensors | None, plan: cutlass.Constexpr
@@ -60,10 +70,12 @@ def make_walk(
     q_block = cutlass.Int32(0)
     if cutlass.const_expr(plan.features.block_lists):
         q_block = row_begin // lists.block_q
-        partial_visits = lists.mCount[tile.batch, tile.head, q_block] * lists.tiles_per_block
+        partial_visits = (
+            lists.mCount[*_list_row(lists, tile.batch, tile.head), q_block] * lists.tiles_per_block
+        )
         visits = partial_visits
         if cutlass.const_expr(plan.features.full_lists):
-            full = lists.mFullCount[tile.batch, tile.head, q_block]
+            full = lists.mFullCount[*_list_row(lists, tile.batch, tile.head), q_block]
             visits = visits + full * lists.tiles_per_block
         has_plain = visits > partial_visits
     return Walk(
@@ -92,15 +104,16 @@ def kv_tile(
     if cutlass.const_expr(plan.features.block_lists):
         entry = visit // lists.tiles_per_block
         in_block = visit - entry * lists.tiles_per_block
+        row = (*_list_row(lists, walk.batch, walk.head), walk.q_block)
         block = cutlass.Int32(0)
         if cutlass.const_expr(plan.features.full_lists):
             if visit < walk.partial_visits:
-                block = lists.mIndices[walk.batch, walk.head, walk.q_block, entry]
+                block = lists.mIndices[*row, entry]
             else:
                 full_entry = entry - walk.partial_visits // lists.tiles_per_block
-                block = lists.mFullIndices[walk.batch, walk.head, walk.q_block, full_entry]
+                block = lists.mFullIndices[*row, full_entry]
         else:
-            block = lists.mIndices[walk.batch, walk.head, walk.q_block, entry]
+            block = lists.mIndices[*row, entry]
         n_idx = block * lists.tiles_per_block + in_block
     return n_idx
 

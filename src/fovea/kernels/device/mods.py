@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import cutlass
 import cutlass.cute as cute
 
+from fovea.kernels.device.mod_affine import Affine, add, scale, subtract, to_float
 from fovea.kernels.device.mod_operations import OPERATIONS, cast, wrap
 from fovea.kernels.device.values import select
-from fovea.mods.graph import Graph, Node
+from fovea.mods.graph import COMPARISONS, Graph, Node
 from fovea.plan.features import ForwardFeatures
-from fovea.plan.integers import narrow_nodes
+from fovea.plan.integers import EXACT_FLOAT_MAX, INT32_MAX, integer_bounds, narrow_nodes
 
 Value = Any  # a DSL scalar
 
@@ -53,30 +54,42 @@ def make_mod_table(
 
 
 class Position(NamedTuple):
-    """Where a register lies: indices for the mod, fragment coordinates for the cache of values."""
+    """Where a register lies: indices for the mod, fragment coordinates for the cache of values.
+
+    kv_idx = first_kv_idx + column_offset, the second a constant of the register. Past the end of a
+    sequence indices are not clamped: masks hide what a mod makes of them, and `_load` clamps to the
+    captured tensor.
+    """
 
     b: cutlass.Int32
     h: cutlass.Int32
     q_idx: cutlass.Int32
-    kv_idx: cutlass.Int32
+    first_kv_idx: cutlass.Int32
+    column_offset: int
     row: int
     column: int
+
+    @property
+    def kv_idx(self) -> cutlass.Int32:
+        """The key."""
+        return self.first_kv_idx + self.column_offset
 
 
 class ModEvaluator:
     """Evaluates one mod on the registers of one fragment."""
 
     def __init__(self, graph: Graph, arguments: ModArguments, *, wide_integers: bool) -> None:
-        narrow = narrow_nodes(graph, wide_integers=wide_integers)
+        self._bounds = integer_bounds(graph, wide_integers=wide_integers)
         # A node is computed in the type that `dtype` names; narrow ones in 32 bits.
         self._nodes = [
-            replace(node, dtype="i32") if is_narrow and node.dtype == "i64" else node
-            for node, is_narrow in zip(graph.nodes, narrow, strict=True)
+            replace(node, dtype="i32") if node.dtype == "i64" and is_narrow else node
+            for node, is_narrow in zip(graph.nodes, narrow_nodes(graph, self._bounds), strict=True)
         ]
         self._graph = graph
         self._arguments = arguments
         self._depends = _dependences(graph)
         self._values: dict[tuple[Any, ...], Value] = {}
+        self._affines: dict[tuple[Any, ...], Affine | None] = {}
 
     def score(self, score: cutlass.Float32, position: Position) -> cutlass.Float32:
         """Return the modified score."""
@@ -99,7 +112,6 @@ class ModEvaluator:
         local: dict[tuple[Any, ...], Value],
     ) -> Value:
         """Return a node's value; `axes` fixes the positions on axes being reduced."""
-        node = self._nodes[node_idx]
         depends = self._depends[node_idx]
         used_axes = tuple(item for item in axes if ("axis", item[0]) in depends)
         key = (
@@ -110,17 +122,77 @@ class ModEvaluator:
         )
         cache = local if "score" in depends else self._values
         if key not in cache:
-            cache[key] = self._compute(node, position, score, axes, local)
+            affine = self._affine(node_idx, position) if "kv_idx" in depends else None
+            if affine is not None:
+                cache[key] = affine.at(position.column_offset)
+            else:
+                cache[key] = self._compute(node_idx, position, score, axes, local)
         return cache[key]
+
+    def _affine(self, node_idx: int, position: Position) -> Affine | None:
+        """Return a node as base + step * column where it is exactly that, else None."""
+        depends = self._depends[node_idx]
+        key = (node_idx, position.row if "q_idx" in depends else None)
+        if key not in self._affines:
+            self._affines[key] = self._make_affine(node_idx, position)
+        return self._affines[key]
+
+    def _make_affine(self, node_idx: int, position: Position) -> Affine | None:
+        node, depends = self._nodes[node_idx], self._depends[node_idx]
+        if node.op == "cast" and node.dtype == "f32":
+            inner = self._affine(node.args[0], position)
+            is_exact = self._bounds[node.args[0]] <= EXACT_FLOAT_MAX
+            return to_float(inner) if inner is not None and is_exact else None
+        if node.dtype != "i32" or not depends <= {"q_idx", "kv_idx"}:
+            return None
+        if "kv_idx" not in depends:
+            return Affine(self._value(node_idx, position, None, (), {}), 0)
+        if node.op == "kv_idx":
+            return Affine(position.first_kv_idx, 1)
+        operands = [self._affine(arg, position) for arg in node.args]
+        if any(operand is None for operand in operands):
+            return None
+        if node.op == "add":
+            return add(*operands)
+        if node.op == "sub":
+            return subtract(*operands)
+        if node.op == "mul":
+            return self._scaled(node, operands)
+        return None
+
+    def _scaled(self, node: Node, operands: list[Affine]) -> Affine | None:
+        """Return a product with a constant."""
+        for constant, other in ((1, 0), (0, 1)):
+            factor = self._nodes[node.args[constant]]
+            if factor.op == "const":
+                return scale(operands[other], int(factor.attrs[0]))
+        return None
+
+    def _compare(self, node_idx: int, position: Position) -> Value | None:
+        """Return a comparison of index arithmetic: one instruction with a constant, else None."""
+        node = self._nodes[node_idx]
+        a, b = (self._affine(arg, position) for arg in node.args)
+        if a is None or b is None:
+            return None
+        if any(isinstance(side.base, cutlass.Float32) for side in (a, b)):
+            return None
+        if sum(self._bounds[arg] for arg in node.args) > INT32_MAX:
+            return None
+        key = (node_idx, position.row if "q_idx" in self._depends[node_idx] else None, "apart")
+        if key not in self._values:
+            self._values[key] = b.base - a.base
+        column = cutlass.Int32((a.step - b.step) * position.column_offset)
+        return OPERATIONS[node.op](node, column, self._values[key])
 
     def _compute(
         self,
-        node: Node,
+        node_idx: int,
         position: Position,
         score: cutlass.Float32 | None,
         axes: tuple[tuple[Any, int], ...],
         local: dict[tuple[Any, ...], Value],
     ) -> Value:
+        node = self._nodes[node_idx]
         if node.op == "score":
             assert score is not None
             return score
@@ -134,6 +206,10 @@ class ModEvaluator:
             return cast(dict(axes)[node.attrs[0]], node.dtype)
         if node.op in _REDUCTIONS:
             return self._reduce(node, position, score, axes, local)
+        if node.op in COMPARISONS and "kv_idx" in self._depends[node_idx]:
+            compared = self._compare(node_idx, position)
+            if compared is not None:
+                return compared
         operands = [self._value(arg, position, score, axes, local) for arg in node.args]
         if node.op == "load":
             return _load(self._arguments.captures[node.attrs[0]], operands, node.dtype)

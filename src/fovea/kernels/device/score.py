@@ -22,6 +22,8 @@ from fovea.kernels.device.values import select
 from fovea.plan.numerics import LOG2_E
 from fovea.plan.roles import WARP_SIZE
 
+_LOADS_IN_FLIGHT = 16  # columns of a row whose captured values may be on their way at once
+
 
 class Scalars(NamedTuple):
     """Run-time numbers of the score; `scale_log2` is scale * log2(e)."""
@@ -91,7 +93,12 @@ def apply_score(
             mask_row(acc, row, q_idx, first_column, context.band, features)
 
 
-def _modify(plan, acc: cute.Tensor, context: ScoreContext, first_column: cutlass.Int32) -> None:
+def _modify(
+    plan,
+    acc: cute.Tensor,
+    context: ScoreContext,
+    first_column: cutlass.Int32,
+) -> None:
     """Apply scale, softcap and score_mod to every register."""
     features = plan.features
     evaluator = None
@@ -113,7 +120,11 @@ def _modify(plan, acc: cute.Tensor, context: ScoreContext, first_column: cutlass
 
 
 def _apply_mask_mod(
-    plan, acc: cute.Tensor, context: ScoreContext, first_column: cutlass.Int32, name: str
+    plan,
+    acc: cute.Tensor,
+    context: ScoreContext,
+    first_column: cutlass.Int32,
+    name: str,
 ) -> None:
     """Set registers that a mask_mod hides to -inf."""
     evaluator = ModEvaluator(
@@ -123,6 +134,9 @@ def _apply_mask_mod(
     )
     minus_inf = cutlass.Float32(-cutlass.Float32.inf)
     for column in range(columns_per_thread(acc)):
+        if column % _LOADS_IN_FLIGHT == 0:
+            # Keeps the compiler from starting every load of captured tensors at once, and spilling.
+            cute.arch.sync_warp()
         for row in range(ROWS_PER_THREAD):
             idx = register_idx(row, column)
             visible = evaluator.mask(_position(context, row, column, first_column))
@@ -132,15 +146,13 @@ def _apply_mask_mod(
 def _position(
     context: ScoreContext, row: int, column: int, first_column: cutlass.Int32
 ) -> Position:
-    """Return where a register lies; indices at a ragged edge are clamped into range."""
-    band = context.band
+    """Return where a register lies."""
     return Position(
         b=context.walk.batch,
         h=context.walk.head,
-        q_idx=cutlass.Int32(cutlass.min(context.q_idx + 8 * row, band.seqlen_q - 1)),
-        kv_idx=cutlass.Int32(
-            cutlass.min(first_column + column_of_register(column), band.seqlen_kv - 1)
-        ),
+        q_idx=context.q_idx + 8 * row,
+        first_kv_idx=first_column,
+        column_offset=column_of_register(column),
         row=row,
         column=column,
     )

@@ -23,7 +23,7 @@ def element_type(plan: ForwardPlan) -> type[cutlass.Numeric]:
 def scores_mma(plan: ForwardPlan) -> cute.TiledMma:
     """Return S = Q K^T of one warpgroup: both operands from shared memory, head_dim contiguous."""
     dtype = element_type(plan)
-    k_major = warpgroup.OperandMajorMode.K
+    k_major = cute.nvgpu.OperandMajorMode.K
     return hopper.make_trivial_tiled_mma(
         dtype, dtype, k_major, k_major, cutlass.Float32, (1, 1, 1), (WARPGROUP_ROWS, plan.tile_n)
     )
@@ -35,8 +35,8 @@ def output_mma(plan: ForwardPlan) -> cute.TiledMma:
     return hopper.make_trivial_tiled_mma(
         dtype,
         dtype,
-        warpgroup.OperandMajorMode.K,
-        warpgroup.OperandMajorMode.MN,
+        cute.nvgpu.OperandMajorMode.K,
+        cute.nvgpu.OperandMajorMode.MN,
         cutlass.Float32,
         (1, 1, 1),
         (WARPGROUP_ROWS, plan.head_dim_v),

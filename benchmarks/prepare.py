@@ -1,0 +1,68 @@
+"""Compile every kernel that the forward benchmarks launch, on a machine without a GPU.
+
+    python -m benchmarks.prepare .carry/bundle
+
+From the repository's root, with `src` and `.` on PYTHONPATH. The folder then serves a GPU machine
+that has no compiler: `bench_forward --bundle <folder>`, or FOVEA_BUNDLE.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import fovea
+import torch
+from fovea.arch import SM90
+from fovea.compile.aot import write_bundle
+from fovea.compile.target import CompileTarget
+from fovea.compile.variant import ForwardVariant
+from fovea.plan import select
+from fovea.problem import Request, make_dense
+
+from benchmarks import bench_forward_mods, shapes
+
+
+def main() -> None:
+    """Compile the kernels of all suites into a folder."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--workers", type=int, default=None)
+    options = parser.parse_args()
+    variants = list(dict.fromkeys((*dense_variants(), *mod_variants())))
+    write_bundle(
+        variants, [CompileTarget(arch=SM90.target)], options.bundle, workers=options.workers
+    )
+    for variant in variants:
+        print(variant.name)
+
+
+def dense_variants() -> list[ForwardVariant]:
+    """Return the kernels of the dense and causal shapes."""
+    return [variant_of(shape, causal=shape.causal) for shape in shapes.DENSE_SHAPES]
+
+
+def mod_variants() -> list[ForwardVariant]:
+    """Return the kernels of the mods suite."""
+    shape = shapes.MOD_SHAPE
+    found: list[ForwardVariant] = []
+    for make in bench_forward_mods.CASES:
+        case = make(shape, "cpu")
+        mask = None
+        if case.mask_mod is not None:
+            mask = fovea.create_block_mask(case.mask_mod, None, None, shape.S, shape.S, "cpu")
+        found.append(variant_of(shape, score_mod=case.score_mod, block_mask=mask))
+    return found
+
+
+def variant_of(shape: shapes.Shape, **keywords: Any) -> ForwardVariant:
+    """Return the kernel of one call; its tensors are allocated and never touched."""
+    q, k, v = (
+        torch.empty(shape.B, shape.S, heads, shape.D, dtype=torch.bfloat16, device="cpu")
+        for heads in (shape.H, shape.Hkv, shape.Hkv)
+    )
+    problem = make_dense(q, k, v, Request(**keywords))
+    return ForwardVariant(select.forward_plan(problem, SM90))
+
+
+if __name__ == "__main__":
+    main()
