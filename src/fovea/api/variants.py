@@ -92,11 +92,14 @@ def variants_of(problem: AttentionProblem, arch: Arch) -> list[tuple["ForwardPla
 
     # Different conditions may select one plan.
     found: dict[ForwardPlan, list[str]] = {select.forward_plan(problem, arch): []}
+    lengths = _lengths(problem)
     for scale, scale_text in ((1.0, "scale > 0"), (-1.0, "scale <= 0")):
-        for seqlen, integer_text in _lengths(problem):
-            other = _like(problem, scale, seqlen)
-            plan = select.forward_plan(other, arch)
-            found.setdefault(plan, []).append(f"{scale_text}, {integer_text}")
+        by_plan: dict[ForwardPlan, list[str]] = {}
+        for seqlen, text in lengths:
+            plan = select.forward_plan(_like(problem, scale, seqlen), arch)
+            by_plan.setdefault(plan, []).append(f"{scale_text}, {text}")
+        for plan, texts in by_plan.items():
+            found.setdefault(plan, []).extend([scale_text] if len(by_plan) == 1 else texts)
     return [(plan, "; or ".join(texts) or "this call") for plan, texts in found.items()]
 
 
