@@ -143,7 +143,17 @@ def support_cases() -> dict[str, dict[str, Any]]:
     }
 
 
+def pages_of(folder: str) -> str:
+    """Return a list of links to the pages of a folder."""
+    pages = sorted(page for page in (DOCS / folder).glob("*.md") if page.name != "README.md")
+    titles = [page.read_text(encoding="utf-8").splitlines()[0].lstrip("# ") for page in pages]
+    links = [f"- [{title}]({page.name})" for title, page in zip(titles, pages, strict=True)]
+    return "\n".join(links) or "None yet."
+
+
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
+    "decisions/README.md": {"pages": lambda: pages_of("decisions")},
+    "notes/README.md": {"pages": lambda: pages_of("notes")},
     "environment.md": {"environment": environment},
     "mods.md": {"mods": mods},
     "support.md": {"support": support},
