@@ -146,18 +146,22 @@ def attention_forward(
         biases.append(attention_mask)
     if biases:
         keywords["score_mod"] = _biased([_checked_bias(bias) for bias in biases])
-    rows = (query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
+    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    out: Tensor
     if is_packed:
-        out = attention_varlen(
-            *(tensor.squeeze(0) for tensor in rows),
+        packed: Tensor = attention_varlen(
+            q.squeeze(0),
+            k.squeeze(0),
+            v.squeeze(0),
             options["cu_seq_lens_q"],
             options["cu_seq_lens_k"],
             int(options["max_length_q"]),
             int(options["max_length_k"]),
             **keywords,
-        ).unsqueeze(0)
+        )
+        out = packed.unsqueeze(0)
     else:
-        out = attention(*rows, **keywords)
+        out = attention(q, k, v, **keywords)
     return out.contiguous(), None
 
 
@@ -182,11 +186,13 @@ def _at_offsets(
     function: type_of_mod, q_offset: Any, kv_offset: Any, padding: Tensor | None
 ) -> type_of_mod:
     """Return a mask_mod on the call's own indices, with the padding mask."""
-    if padding is None:
-        return lambda b, h, q_idx, kv_idx: function(b, h, q_idx + q_offset, kv_idx + kv_offset)
-    return lambda b, h, q_idx, kv_idx: (
-        function(b, h, q_idx + q_offset, kv_idx + kv_offset) & padding[b, kv_idx + kv_offset]
-    )
+
+    def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        q_idx, kv_idx = q_idx + q_offset, kv_idx + kv_offset
+        visible = function(b, h, q_idx, kv_idx)
+        return visible if padding is None else visible & padding[b, kv_idx]
+
+    return mask_mod
 
 
 def _visible(mask: Tensor) -> type_of_mod:
