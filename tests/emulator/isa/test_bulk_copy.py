@@ -10,6 +10,7 @@ from fovea.emulator import (
     OutOfBounds,
     PtxError,
     RaceError,
+    UninitialisedRead,
     load_ptx,
 )
 
@@ -232,3 +233,69 @@ def test_read_only_memory_cannot_be_stored_to():
     out.flags.writeable = False
     with pytest.raises(OutOfBounds, match="read-only"):
         run(kernel(LOAD + STORE), out, np.arange(64, dtype=np.uint32))
+
+
+# --- st.async and red.async -----------------------------------------------------------------------
+
+ASYNC_TO_PEER = """
+    xor.b32 %peer, %rank, 1;
+    mapa.shared::cluster.u32 %r1, %base, %peer;
+    mapa.shared::cluster.u32 %r2, %bar, %peer;
+    st.shared.b32 [%base+2048], %rank;
+    @%first mbarrier.arrive.expect_tx.shared::cta.b64 %state, [%bar], {bytes};
+    barrier.cluster.arrive;
+    barrier.cluster.wait;
+    shl.b32 %r3, %tid, 4;
+    add.u32 %r4, %r1, %r3;
+    mul.lo.u32 %r5, %rank, 100;
+    add.u32 %r5, %r5, %tid;
+    {store}
+{wait}
+    shl.b32 %r6, %rank, 7;
+    shl.b32 %r7, %tid, 2;
+    add.u32 %r8, %r6, %r7;
+    cvt.u64.u32 %rd0, %r8;
+    add.u64 %out, %out, %rd0;
+    {load}
+    st.global.b32 [%out], %r9;
+"""
+ASYNC_WAIT = """
+peer_wait:
+    mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p, [%bar], 0;
+    @!%p bra peer_wait;
+"""
+
+
+def run_to_peer(store, load, count, **changes):
+    body = ASYNC_TO_PEER.format(
+        bytes=count, store=store, load=load, wait=changes.get("wait", ASYNC_WAIT)
+    )
+    out = np.zeros((2, 32), np.uint32)
+    run(kernel(body, cluster=True), out, np.zeros(16, np.uint8), cluster=2)
+    return out
+
+
+def test_st_async_stores_to_the_peer_and_signals_its_bytes():
+    store = (
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 "
+        "[%r4], {%r5, %tid, %tid, %tid}, [%r2];"
+    )
+    out = run_to_peer(store, "add.u32 %r10, %base, %r3; ld.shared.b32 %r9, [%r10];", 512)
+    assert np.array_equal(out, np.arange(32) + np.array([[100], [0]]))
+
+
+def test_red_async_adds_at_the_peer():
+    store = (
+        "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 "
+        "[%r1+2048], %r5, [%r2];"
+    )
+    out = run_to_peer(store, "ld.shared.b32 %r9, [%base+2048];", 128)
+    total = sum(range(32))
+    assert (out[0] == 3200 + total).all()
+    assert (out[1] == total + 1).all()
+
+
+def test_st_async_read_before_the_phase_is_reported():
+    store = "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r4], %r5, [%r2];"
+    with pytest.raises((RaceError, UninitialisedRead)):
+        run_to_peer(store, "add.u32 %r10, %base, %r3; ld.shared.b32 %r9, [%r10];", 128, wait="")

@@ -207,6 +207,8 @@ def _to_cluster(i: Instruction, reduction: str | None, element: str) -> Any:
             ) -> None:
                 data = read[0]
                 if reduction is not None:
+                    # Each word is reduced atomically: two reductions are no race.
+                    operation.access.is_strong = True
                     old = to.cta.shared.read(to.offset, size, operation.access)
                     data = reduce_elements(reduction, element, old, data)
                 to.cta.shared.write(to.offset, data, operation.access)

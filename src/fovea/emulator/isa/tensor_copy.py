@@ -17,6 +17,7 @@ from fovea.emulator.async_engine import Effect, Operation
 from fovea.emulator.errors import IllegalOperand, OutOfBounds
 from fovea.emulator.isa import bulk_copy as bulk_copy  # registers its forms
 from fovea.emulator.isa import instruction
+from fovea.emulator.isa import store_async as store_async  # registers its forms
 from fovea.emulator.isa.copy_engine import (
     SharedPlace,
     TileCopy,
