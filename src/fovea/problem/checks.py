@@ -279,17 +279,26 @@ def _check_callable(name: str, mod: object, signature: str) -> Callable[..., Any
 def check_captures(name: str, mod: TracedMod, q: Tensor) -> TracedMod:
     """Return `mod`; raise ValueError unless its captured tensors are on the device of q."""
     for capture in mod.captures:
-        # Meta tensors stand for a call that is only explained or compiled.
-        if capture.device != q.device and q.device.type != "meta":
+        if capture.device != q.device and not _may_differ(capture, q):
             raise ValueError(
                 invalid(
                     f"device of a tensor captured by {name} ({mod.source})",
                     f"{capture.device}, shape {tuple(capture.shape)}",
-                    f"{q.device}, the device of q",
+                    f"{q.device}, the device of q, or cpu for one number without grad",
                     f"move it with .to('{q.device}') before the call",
                 )
             )
     return mod
+
+
+def _may_differ(capture: Tensor, q: Tensor) -> bool:
+    """Return whether a captured tensor may be on another device than q.
+
+    Torch's own operations take one number from the host too; and meta tensors stand for a call that
+    is only explained or compiled.
+    """
+    is_number = capture.dim() == 0 and capture.device.type == "cpu" and not capture.requires_grad
+    return is_number or q.device.type == "meta"
 
 
 def read_block_mask(

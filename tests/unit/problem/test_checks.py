@@ -1,6 +1,7 @@
 """Wrong arguments: which error, and that it names argument, value, allowed values and a way out."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -244,6 +245,21 @@ def test_capture_on_another_device_raises_value_error_with_the_users_line():
     with pytest.raises(ValueError, match=r"test_checks\.py") as error:
         check_captures("score_mod", moved, q)
     check_text(error, "meta", "captured by score_mod")
+
+
+@pytest.mark.parametrize(
+    ("capture", "is_taken"),
+    [(torch.tensor(0.5), True), (torch.tensor(0.5, requires_grad=True), False)],
+)
+def test_capture_of_one_number_may_be_on_the_host(capture, is_taken):
+    """As in torch's own operations; q is not looked at beyond its device."""
+    mod = trace_score_mod(lambda s, b, h, q_idx, kv_idx: s * capture)
+    other = SimpleNamespace(device=torch.device("cuda", 0))
+    if is_taken:
+        assert check_captures("score_mod", mod, other) is mod
+        return
+    with pytest.raises(ValueError, match="one number without grad"):
+        check_captures("score_mod", mod, other)
 
 
 WRONG_BLOCK_MASKS = {
