@@ -44,6 +44,8 @@ class CodeFacts:
     pinned: types.CodeType
     global_names: tuple[str, ...]
     is_checkable: bool
+    # captured name -> attribute chains read from it, for names used in no other way
+    chains: dict[str, tuple[tuple[str, ...], ...]]
 
 
 @dataclass(slots=True)
@@ -96,9 +98,38 @@ def code_facts(code: types.CodeType) -> CodeFacts:
                 is_checkable = False
             elif instruction.opname == "IMPORT_NAME":
                 is_checkable = is_checkable and instruction.argval in _IMPORTS
-    facts = CodeFacts(code, tuple(names), is_checkable)
+    facts = CodeFacts(code, tuple(names), is_checkable, _attribute_chains(code))
     _facts[id(code)] = facts
     return facts
+
+
+def _attribute_chains(code: types.CodeType) -> dict[str, tuple[tuple[str, ...], ...]]:
+    """Return, for captured names that only ever have attributes read, which ones.
+
+    `self.bias[h]` depends on `self.bias` and nothing else of self.
+    """
+    chains: dict[str, dict[tuple[str, ...], None]] = {name: {} for name in code.co_freevars}
+    bare: set[str] = set()
+    stack = [code]
+    while stack:
+        current = stack.pop()
+        stack += [
+            constant for constant in current.co_consts if isinstance(constant, types.CodeType)
+        ]
+        instructions = list(dis.get_instructions(current))
+        for place, instruction in enumerate(instructions):
+            name = instruction.argval
+            if instruction.opname not in ("LOAD_DEREF", "LOAD_CLOSURE") or name not in chains:
+                continue
+            chain: list[str] = []
+            while instructions[place + 1 + len(chain)].opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                chain.append(instructions[place + 1 + len(chain)].argval)
+            if instruction.opname == "LOAD_DEREF":
+                if chain:
+                    chains[name][tuple(chain)] = None
+                else:
+                    bare.add(name)
+    return {name: tuple(found) for name, found in chains.items() if name not in bare and found}
 
 
 def survey(fn: Any, context: tuple[Any, ...]) -> Survey:
@@ -135,7 +166,11 @@ def _visit(value: Any, name: str, found: Survey, key: list[Any], free: bool, dep
     elif kind is types.ModuleType:
         found.is_checkable = found.is_checkable and value in _MODULES
         key.append(id(value))
-    elif kind is types.BuiltinFunctionType or kind is type:
+    elif kind is types.BuiltinFunctionType:
+        key.append(id(value))
+    elif kind is type:
+        # attributes of a class of the user's are as free to change as those of an object
+        found.is_checkable = found.is_checkable and value.__module__ in ("builtins", "torch")
         key.append(id(value))
     elif kind is tuple or kind is list:
         key.append((kind, len(value)))
@@ -154,6 +189,34 @@ def _visit(value: Any, name: str, found: Survey, key: list[Any], free: bool, dep
         found.is_checkable = False
     else:
         _visit_object(value, found, key, free, depth)
+
+
+def has_attributes(value: Any) -> bool:
+    """Return whether a captured value is an object whose attributes a mod may read one by one."""
+    kind: Any = type(value)
+    known = (int, float, tuple, list, dict, partial, types.FunctionType, types.ModuleType)
+    plain = kind in known or kind in _PLAIN or isinstance(value, (Tensor, types.MethodType))
+    usual = (object.__getattribute__, type.__getattribute__)
+    return not plain and type(value).__getattribute__ in usual
+
+
+def _visit_attributes(
+    value: Any, chains: tuple[tuple[str, ...], ...], found: Survey, key: list[Any], depth: int
+) -> None:
+    """Add the attributes that the code reads: constants, and tensors as captures."""
+    for chain in chains:
+        part = value
+        for step, name in enumerate(chain):
+            if isinstance(part, Tensor):
+                break
+            if step > 0 and not has_attributes(part):
+                found.is_checkable = False
+                return
+            part = getattr(part, name, found)
+            if part is found:  # no such attribute: the mod's own error will say so
+                found.is_checkable = False
+                return
+        _visit(part, chain[0], found, key, False, depth + 1)
 
 
 def _visit_object(value: Any, found: Survey, key: list[Any], free: bool, depth: int) -> None:
@@ -200,7 +263,11 @@ def _visit_function(
             continue
         if content is fn:  # a function that calls itself
             continue
-        _visit(content, code.co_freevars[place], found, key, free, depth + 1)
+        name = code.co_freevars[place]
+        if name in facts.chains and has_attributes(content):
+            _visit_attributes(content, facts.chains[name], found, key, depth)
+        else:
+            _visit(content, name, found, key, free, depth + 1)
     if fn.__defaults__:
         first = code.co_argcount - len(fn.__defaults__)
         for place, default in enumerate(fn.__defaults__):

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fovea.errors import TraceError
 from fovea.mods.builder import FLOATS, Term, default_float
+from fovea.mods.casts import name_of
 from fovea.mods.graph import TORCH_DTYPE
 from fovea.mods.indexing import broadcast_to
 from fovea.mods.operators import (
@@ -28,7 +29,6 @@ from fovea.mods.operators import (
     clamp,
     compare,
     enter_python_operators,
-    name_of,
     register,
     unary,
     where,

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from fovea.errors import TraceError
 from fovea.mods.builder import FLOATS, Term, default_float
+from fovea.mods.casts import name_of
 from fovea.mods.operators import (
     OPERATORS,
     Tracing,
     binary,
     compare,
-    name_of,
     register,
     truth,
     unary,

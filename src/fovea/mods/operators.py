@@ -25,7 +25,6 @@ from fovea.mods.builder import (
     default_float,
     result_dtype,
 )
-from fovea.mods.graph import DTYPE_NAME
 
 Handler = Callable[..., Any]
 
@@ -370,42 +369,6 @@ def _nan_to_num(
     return where(t, compare(t, "eq", term, -float("inf")), bottom, term_out)
 
 
-# ------------------------------------------------------------------------------------- casts
-
-
-def cast_to(dtype: str) -> Handler:
-    """Return the handler of .float(), .long() and their like."""
-
-    def handler(t: Tracing, x: Any, memory_format: Any = None) -> Term:
-        return t.builder.cast(t.term(x), dtype)
-
-    return handler
-
-
-def _to(t: Tracing, x: Any, *args: Any, **names: Any) -> Term:
-    term = t.term(x)
-    for value in (*args, names.get("dtype"), names.get("other")):
-        if isinstance(value, torch.dtype):
-            return t.builder.cast(term, name_of(value))
-        if isinstance(value, Tensor):
-            return t.builder.cast(term, t.term(value).dtype)
-    return t.builder.cast(term, term.dtype)
-
-
-def name_of(dtype: torch.dtype) -> str:
-    """Return the graph's name of a torch dtype."""
-    if dtype not in DTYPE_NAME:
-        raise TraceError(
-            f"dtype {dtype} cannot be traced (allowed: {', '.join(map(str, DTYPE_NAME))}); cast it"
-        )
-    return DTYPE_NAME[dtype]
-
-
-def _same(t: Tracing, x: Any, *args: Any, **names: Any) -> Term:
-    term = t.term(x)
-    return t.builder.cast(term, term.dtype)
-
-
 # ------------------------------------------------------------------------------------- entry
 
 
@@ -436,7 +399,6 @@ def _enter_arithmetic() -> None:
     register("sgn", _unary("sign"))
     register("fix", _unary("trunc"))
     register("round __round__", _round)
-    register("positive __pos__", _same)
 
 
 def _enter_functions() -> None:
@@ -477,18 +439,6 @@ def _enter_logic() -> None:
     register("nan_to_num", _nan_to_num)
 
 
-def _enter_casts() -> None:
-    for name, dtype in (
-        *(("bool", "b1"), ("byte", "u8"), ("char", "i8"), ("short", "i16"), ("int", "i32")),
-        *(("long", "i64"), ("half", "f16"), ("bfloat16", "bf16"), ("float", "f32")),
-        ("double", "f64"),
-    ):
-        OPERATORS[getattr(Tensor, name)] = cast_to(dtype)
-    for name in ("to", "type", "type_as"):
-        OPERATORS[getattr(Tensor, name)] = _to
-    register("clone contiguous cpu cuda", _same)
-
-
 def enter_python_operators() -> None:
     """Enter Python's operators: Dynamo hands over these where torch has no method of its own."""
     for name in (
@@ -508,4 +458,3 @@ def enter_python_operators() -> None:
 _enter_arithmetic()
 _enter_functions()
 _enter_logic()
-_enter_casts()

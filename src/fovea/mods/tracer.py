@@ -20,10 +20,11 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from fovea.errors import TraceError
 from fovea.mods.builder import GraphBuilder, Term, number_term
+from fovea.mods.casts import name_of
 from fovea.mods.functions import FACTORIES, INPLACE, NEEDS_VALUE, RANDOM
 from fovea.mods.graph import CaptureSpec
 from fovea.mods.indexing import RowSource, TensorSource
-from fovea.mods.operators import OPERATORS, PYTHON_METHODS, name_of
+from fovea.mods.operators import OPERATORS, PYTHON_METHODS
 from fovea.mods.values import (
     CapturedNumber,
     Recipe,

@@ -28,7 +28,8 @@ def test_draw_shows_the_values_of_the_example(name: str) -> None:
 def test_import_of_mods_needs_torch_alone() -> None:
     """torch._dynamo, sympy and matplotlib stay out of the way until someone needs them."""
     code = (
-        "import sys, torch; before = set(sys.modules); import fovea.mods.picture;"
+        f"import sys; sys.path[:] = {sys.path!r}; import torch; before = set(sys.modules);"
+        "import fovea.mods.picture;"
         "new = {name.split('.')[0] for name in set(sys.modules) - before};"
         "print(sorted(new - sys.stdlib_module_names - {'torch'}), 'torch._dynamo' in sys.modules)"
     )

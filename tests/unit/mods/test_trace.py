@@ -272,6 +272,79 @@ def test_trace_reuse_sees_changed_cells_globals_attributes_and_containers() -> N
     assert results == [10, 10, 10, 8]
 
 
+def test_trace_reuse_sees_changed_attributes_of_a_captured_module() -> None:
+    class Config:
+        scale = 2.0
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Parameter(torch.tensor([3.0]))
+            self.config = Config()
+            self.shift = 1
+
+    model = Model()
+
+    def run() -> Any:
+        def mod(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+            return s * model.config.scale + model.table[b] + model.shift
+
+        return trace_score_mod(mod)
+
+    first = run()
+    assert value(first) == 8.0
+    assert run().graph is first.graph
+    assert run().captures[0] is model.table
+    model.table = torch.nn.Parameter(torch.tensor([5.0]))
+    assert run().graph is first.graph
+    assert value(run()) == 10.0
+    model.shift = 2
+    assert value(run()) == 11.0
+    model.config.scale = 3.0
+    assert value(run()) == 13.0
+    model.table.requires_grad_(False)
+    assert run().graph.captures[0].requires_grad is False
+
+
+def test_trace_reuse_sees_changed_attributes_of_classes() -> None:
+    class Local:
+        scale = 2.0
+
+    def captured(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return s * Local.scale
+
+    def by_global(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return s * Settings.scale
+
+    assert [value(trace_score_mod(mod)) for mod in (captured, by_global)] == [4.0, 4.0]
+    Local.scale = Settings.scale = 3.0
+    try:
+        assert [value(trace_score_mod(mod)) for mod in (captured, by_global)] == [6.0, 6.0]
+    finally:
+        Settings.scale = 2.0
+
+
+class Settings:
+    scale = 2.0
+
+
+def test_trace_of_object_used_as_a_whole_is_not_reused() -> None:
+    class Holder:
+        window = 3
+
+    holder = Holder()
+
+    def read(thing: Any) -> int:
+        return thing.window
+
+    def mod(b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return (q - kv < read(holder)) & (kv < holder.window)
+
+    assert value(trace_mask_mod(mod), 5, 2) is False
+    holder.window = 4
+    assert value(trace_mask_mod(mod), 5, 2) is True
+
+
 def test_trace_reuse_sees_rebound_nonlocal() -> None:
     w = 3
 
