@@ -210,10 +210,10 @@ def flash_attn_with_kvcache(
         score_mod=score_mod,
         return_aux=AuxRequest(lse=return_softmax_lse),
     )
-    out = out.unflatten(0, (batch, seqlen_q))
-    if not return_softmax_lse:
+    out = out.view(batch, seqlen_q, *out.shape[1:])
+    if aux.lse is None:
         return out
-    return out, aux.lse.unflatten(1, (batch, seqlen_q)).transpose(0, 1)
+    return out, aux.lse.view(heads, batch, seqlen_q).transpose(0, 1)
 
 
 def _alibi(slopes: Tensor, offset: int | Tensor) -> Any:

@@ -6,7 +6,7 @@ and is the same for every function and backend.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -51,6 +51,37 @@ class Aux(NamedTuple):
     max_score: Tensor | None = None
 
 
+class Options(TypedDict, total=False):
+    """Keywords of `attention` and `attention_varlen` beside `return_aux`."""
+
+    causal: bool | str
+    window: tuple[int | None, int | None] | None
+    score_mod: ScoreMod | None
+    mask_mod: MaskMod | None
+    block_mask: Any
+    softcap: float | Tensor | None
+    sink: Tensor | None
+    scale: float | Tensor | None
+    deterministic: bool | None
+    backend: str | None
+
+
+class VarlenOptions(Options, total=False):
+    """Keywords of `attention_varlen` beside `return_aux`."""
+
+    seqused_q: Tensor | None
+    seqused_kv: Tensor | None
+    page_table: Tensor | None
+
+
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_aux: None = None, **options: Unpack[Options]
+) -> Tensor: ...
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_aux: AuxRequest, **options: Unpack[Options]
+) -> tuple[Tensor, Aux]: ...
 def attention(
     q: Tensor,
     k: Tensor,
@@ -120,6 +151,32 @@ def attention(
     return result.out if return_aux is None else (result.out, _aux(result, return_aux))
 
 
+@overload
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_kv: Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_kv: int,
+    *,
+    return_aux: None = None,
+    **options: Unpack[VarlenOptions],
+) -> Tensor: ...
+@overload
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_kv: Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_kv: int,
+    *,
+    return_aux: AuxRequest,
+    **options: Unpack[VarlenOptions],
+) -> tuple[Tensor, Aux]: ...
 def attention_varlen(
     q: Tensor,
     k: Tensor,

@@ -11,7 +11,7 @@ only the first; and an argument that would change the result is used or raises.
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from fovea.api import attention, attention_varlen
 from fovea.errors import FoveaWarning, UnsupportedError, invalid
 
 NAME = "fovea"
+# Called with collected keywords, of which a type checker cannot tell whether return_aux is one.
+_attention, _attention_varlen = cast(Any, attention), cast(Any, attention_varlen)
 type_of_mod = Callable[..., Any]
 
 
@@ -149,7 +151,7 @@ def attention_forward(
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     out: Tensor
     if is_packed:
-        packed: Tensor = attention_varlen(
+        packed: Tensor = _attention_varlen(
             q.squeeze(0),
             k.squeeze(0),
             v.squeeze(0),
@@ -161,7 +163,7 @@ def attention_forward(
         )
         out = packed.unsqueeze(0)
     else:
-        out = attention(q, k, v, **keywords)
+        out = _attention(q, k, v, **keywords)
     return out.contiguous(), None
 
 
