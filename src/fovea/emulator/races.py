@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fovea.emulator.errors import RaceError
 
-Array = np.ndarray
+Array = NDArray[Any]
 
 
 class Clock:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fovea.emulator.isa import bits as fp
 from fovea.emulator.isa import instruction
-from fovea.emulator.isa.instruction import Array, Instruction
+from fovea.emulator.isa.instruction import Action, Array, Decoded, Instruction
 from fovea.emulator.isa.load_store import load_lanes, store_lanes
 from fovea.emulator.ptx import syntax
 from fovea.emulator.ptx.types import LANES, numpy_dtype, size_bytes
@@ -78,7 +78,7 @@ def _update(
     operation: Callable[..., Array],
     dtype: Any,
     write: Any,
-) -> Any:
+) -> Action:
     """Return the action: lanes with distinct addresses at once, others one by one."""
     size = size_bytes(ptx_type)
     count = len(ins.items("b")) if isinstance(ins.operands["b"], syntax.Vector) else 1
@@ -150,7 +150,7 @@ def _make(ins: Instruction, name: str, ptx_type: str, has_result: bool) -> Any:
 @instruction("atom{.sem}{.scope}{.space}.op{.L2::cache_hint}.type d, [a], b{, cache-policy}",
              source="PTX ISA 9.7.13.9", evidence="manual-only", kind="memory", op="inc dec",
              type="u32", **_QUALIFIERS)  # fmt: skip
-def atom(ins: Instruction) -> Any:
+def atom(ins: Instruction) -> Decoded:
     """d = [a]; [a] = d op b."""
     return _make(ins, ins["op"], ins["type"], has_result=True)
 
@@ -163,7 +163,7 @@ def atom(ins: Instruction) -> Any:
              kind="memory", op="add min max", vec="v2 v4 v8",
              type="f32 f16 bf16 f16x2 bf16x2", sem="relaxed acquire release acq_rel",
              scope="cta cluster gpu sys")  # fmt: skip
-def atom_float(ins: Instruction) -> Any:
+def atom_float(ins: Instruction) -> Decoded:
     """d = [a]; [a] = d op b for halves, pairs and vectors."""
     return _make(ins, ins["op"], ins["type"], has_result=True)
 
@@ -171,7 +171,7 @@ def atom_float(ins: Instruction) -> Any:
 @instruction("atom{.sem}{.scope}{.space}.cas{.L2::cache_hint}.type d, [a], b, c{, cache-policy}",
              source="PTX ISA 9.7.13.9", evidence="manual-only", kind="memory",
              type="b16 b32 b64", **_QUALIFIERS)  # fmt: skip
-def atom_cas(ins: Instruction) -> Any:
+def atom_cas(ins: Instruction) -> Decoded:
     """d = [a]; [a] = (d == b) ? c : d."""
     t = ins["type"]
     values = _values(ins, t, "b c")
@@ -202,7 +202,7 @@ def atom_cas(ins: Instruction) -> Any:
              " [a], b{, cache-policy}", source="PTX ISA 9.7.13.10", evidence="manual-only",
              kind="memory", op="add min max", vec="v2 v4 v8", type="f32 f16 bf16 f16x2 bf16x2",
              sem="relaxed acquire release acq_rel", scope="cta cluster gpu sys")  # fmt: skip
-def red(ins: Instruction) -> Any:
+def red(ins: Instruction) -> Decoded:
     """[a] = [a] op b."""
     return _make(ins, ins["op"], ins["type"], has_result=False)
 

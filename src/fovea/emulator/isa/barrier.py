@@ -12,7 +12,7 @@ import numpy as np
 
 from fovea.emulator.errors import IllegalOperand
 from fovea.emulator.isa import instruction
-from fovea.emulator.isa.instruction import ALL_LANES, Array, Instruction
+from fovea.emulator.isa.instruction import ALL_LANES, Action, Array, Decoded, Instruction
 from fovea.emulator.isa.shuffle import check_members
 from fovea.emulator.machine.barrier import COUNT_LIMIT, MBarrier
 from fovea.emulator.machine.memory import RANK_SHIFT, SHARED_WINDOW, WINDOW_SHIFT
@@ -81,7 +81,7 @@ def _check(problem: str, ins: Instruction, w: Any, lane: int) -> None:
 
 @instruction("mbarrier.init{.space}.b64 [addr], count", source="PTX ISA 9.7.13.16.9",
              evidence="manual-only", kind="sync", space=_SHARED)  # fmt: skip
-def mbarrier_init(ins: Instruction) -> Any:
+def mbarrier_init(ins: Instruction) -> Decoded:
     """Make an mbarrier object that expects `count` arrivals."""
     address, count = ins.address("addr"), ins.read("count", "u32")
 
@@ -111,7 +111,7 @@ def mbarrier_init(ins: Instruction) -> Any:
 
 @instruction("mbarrier.inval{.space}.b64 [addr]", source="PTX ISA 9.7.13.16.10",
              evidence="manual-only", kind="sync", space=_SHARED)  # fmt: skip
-def mbarrier_inval(ins: Instruction) -> Any:
+def mbarrier_inval(ins: Instruction) -> Decoded:
     """Forget an mbarrier object, so that its memory may be reused."""
     address = ins.address("addr")
 
@@ -134,7 +134,7 @@ def _arrive(
     transaction: Callable[[Any], Array] | None,
     is_drop: bool = False,
     is_complete: bool = True,
-) -> Any:
+) -> Action:
     """Return the action of the arrive family: expect-tx first, then the arrival."""
     address = ins.address("addr")
     write = ins.write("state", "u64") if "state" in ins.operands else None
@@ -167,7 +167,7 @@ def _arrive(
              "mbarrier.arrive_drop{.sem}{.scope}{.space}.b64 state, [addr]{, count}",
              source="PTX ISA 9.7.13.16.13-14", evidence="manual-only", kind="sync",
              sem="release relaxed", scope="cta cluster", space=_ANY_SHARED)  # fmt: skip
-def mbarrier_arrive(ins: Instruction) -> Any:
+def mbarrier_arrive(ins: Instruction) -> Decoded:
     """Count arrivals (1 by default) and return the phase they belong to."""
     amount = ins.read("count", "u32") if "count" in ins.operands else None
     return _arrive(ins, amount, None, is_drop="arrive_drop" in ins.opcode)
@@ -177,7 +177,7 @@ def mbarrier_arrive(ins: Instruction) -> Any:
              "mbarrier.arrive_drop.expect_tx{.sem}{.scope}{.space}.b64 state, [addr], tx",
              source="PTX ISA 9.7.13.16.13-14", evidence="manual-only", kind="sync",
              sem="release relaxed", scope="cta cluster", space=_ANY_SHARED)  # fmt: skip
-def mbarrier_arrive_expect_tx(ins: Instruction) -> Any:
+def mbarrier_arrive_expect_tx(ins: Instruction) -> Decoded:
     """Announce bytes, then arrive once."""
     return _arrive(ins, None, ins.read("tx", "u32"), is_drop="arrive_drop" in ins.opcode)
 
@@ -185,7 +185,7 @@ def mbarrier_arrive_expect_tx(ins: Instruction) -> Any:
 @instruction("mbarrier.op{.sem}{.scope}{.space}.b64 [addr], tx", source="PTX ISA 9.7.13.16.11-12",
              evidence="manual-only", kind="sync", op="expect_tx complete_tx", sem="relaxed",
              scope="cta cluster", space=_ANY_SHARED)  # fmt: skip
-def mbarrier_tx(ins: Instruction) -> Any:
+def mbarrier_tx(ins: Instruction) -> Decoded:
     """Raise or lower the tx-count."""
     address, transaction = ins.address("addr"), ins.read("tx", "u32")
     is_expect = ins["op"] == "expect_tx"
@@ -250,7 +250,7 @@ def _condition(
              " waitComplete, [addr], phaseParity",
              source="PTX ISA 9.7.13.16.16", evidence="manual-only", kind="sync",
              sem="acquire relaxed", scope="cta cluster", space=_SHARED)  # fmt: skip
-def mbarrier_test_wait(ins: Instruction) -> Any:
+def mbarrier_test_wait(ins: Instruction) -> Decoded:
     """waitComplete = whether a phase is complete, now."""
     condition, write = _condition(ins), ins.write("waitComplete", "pred")
 
@@ -276,7 +276,7 @@ def _note_poll(w: Any, barrier: MBarrier, phase: int) -> None:
              " waitComplete, [addr], phaseParity{, hint}",
              source="PTX ISA 9.7.13.16.16", evidence="manual-only", kind="sync",
              sem="acquire relaxed", scope="cta cluster", space=_SHARED)  # fmt: skip
-def mbarrier_try_wait(ins: Instruction) -> Any:
+def mbarrier_try_wait(ins: Instruction) -> Decoded:
     """Wait for a phase; sometimes give up early with false, as the manual allows."""
     condition, write = _condition(ins), ins.write("waitComplete", "pred")
 
@@ -304,7 +304,7 @@ def mbarrier_try_wait(ins: Instruction) -> Any:
 
 @instruction("mbarrier.pending_count.b64 count, state", source="PTX ISA 9.7.13.16.17",
              evidence="manual-only", kind="sync")  # fmt: skip
-def mbarrier_pending_count(ins: Instruction) -> Any:
+def mbarrier_pending_count(ins: Instruction) -> Decoded:
     """Not available: the state token of this emulator holds the phase only."""
     raise ins.error("mbarrier.pending_count is not implemented: state tokens are opaque here")
 
@@ -319,7 +319,7 @@ def _barrier_threads(w: Any, mask: Array) -> int:
     return int(np.count_nonzero(mask | w.exited))
 
 
-def _named(ins: Instruction, is_waiting: bool, value: Any = None, finish: Any = None) -> Any:
+def _named(ins: Instruction, is_waiting: bool, value: Any = None, finish: Any = None) -> Action:
     """Return the action of `bar.sync`, `bar.arrive` and `bar.red`."""
     number = ins.uniform("a", "u32")
     amount = ins.uniform("b", "u32") if "b" in ins.operands else None
@@ -366,7 +366,7 @@ def _named(ins: Instruction, is_waiting: bool, value: Any = None, finish: Any = 
 @instruction("bar.sync a{, b}", "barrier.sync{.aligned} a{, b}", "bar.cta.sync a{, b}",
              "barrier.cta.sync{.aligned} a{, b}", source="PTX ISA 9.7.13.1", kind="sync",
              evidence="manual-only")  # fmt: skip
-def bar_sync(ins: Instruction) -> Any:
+def bar_sync(ins: Instruction) -> Decoded:
     """Wait until the named number of threads has arrived."""
     return _named(ins, is_waiting=True)
 
@@ -374,7 +374,7 @@ def bar_sync(ins: Instruction) -> Any:
 @instruction("bar.arrive a, b", "barrier.arrive{.aligned} a, b", "bar.cta.arrive a, b",
              "barrier.cta.arrive{.aligned} a, b", source="PTX ISA 9.7.13.1", kind="sync",
              evidence="manual-only")  # fmt: skip
-def bar_arrive(ins: Instruction) -> Any:
+def bar_arrive(ins: Instruction) -> Decoded:
     """Count as arrived and go on."""
     return _named(ins, is_waiting=False)
 
@@ -384,7 +384,7 @@ def bar_arrive(ins: Instruction) -> Any:
              "bar.cta.red.popc.u32 d, a, c", "barrier.cta.red.popc{.aligned}.u32 d, a, c",
              "barrier.cta.red.popc{.aligned}.u32 d, a, b, c",
              source="PTX ISA 9.7.13.1", kind="sync", evidence="manual-only")  # fmt: skip
-def bar_red_popc(ins: Instruction) -> Any:
+def bar_red_popc(ins: Instruction) -> Decoded:
     """Wait, then d = number of threads whose predicate c held."""
     read, write = ins.read("c", "pred"), ins.write("d", "u32")
 
@@ -407,7 +407,7 @@ def bar_red_popc(ins: Instruction) -> Any:
     evidence="manual-only",
     op="and or",
 )
-def bar_red_pred(ins: Instruction) -> Any:
+def bar_red_pred(ins: Instruction) -> Decoded:
     """Wait, then p = and / or of the threads' predicates c."""
     read, write = ins.read("c", "pred"), ins.write("p", "pred")
     combine = all if ins["op"] == "and" else any
@@ -424,7 +424,7 @@ def bar_red_pred(ins: Instruction) -> Any:
 
 @instruction("bar.warp.sync membermask", source="PTX ISA 9.7.13.2", kind="control",
              evidence="manual-only")  # fmt: skip
-def bar_warp_sync(ins: Instruction) -> Any:
+def bar_warp_sync(ins: Instruction) -> Decoded:
     """Check that the members execute it together: lanes of one split always do."""
     read = ins.read("membermask", "u32")
     return lambda w, mask: check_members(ins, w, mask, read(w))
@@ -435,7 +435,7 @@ def bar_warp_sync(ins: Instruction) -> Any:
 
 @instruction("barrier.cluster.arrive{.sem}{.aligned}", source="PTX ISA 9.7.13.4", kind="sync",
              evidence="manual-only", sem="release relaxed")  # fmt: skip
-def barrier_cluster_arrive(ins: Instruction) -> Any:
+def barrier_cluster_arrive(ins: Instruction) -> Decoded:
     """Arrive at the cluster's barrier."""
     is_release = ins["sem"] != "relaxed"
 
@@ -454,7 +454,7 @@ def barrier_cluster_arrive(ins: Instruction) -> Any:
 
 @instruction("barrier.cluster.wait{.sem}{.aligned}", source="PTX ISA 9.7.13.4", kind="sync",
              evidence="manual-only", sem="acquire")  # fmt: skip
-def barrier_cluster_wait(ins: Instruction) -> Any:
+def barrier_cluster_wait(ins: Instruction) -> Decoded:
     """Wait until every thread of the cluster has arrived."""
 
     def run(w: Any, mask: Array) -> Wait:

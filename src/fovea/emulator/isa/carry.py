@@ -10,7 +10,7 @@ import numpy as np
 
 from fovea.emulator.errors import UninitialisedRead
 from fovea.emulator.isa import instruction
-from fovea.emulator.isa.instruction import ALL_LANES, Array, Instruction, merge
+from fovea.emulator.isa.instruction import ALL_LANES, Action, Array, Decoded, Instruction, merge
 from fovea.emulator.ptx.types import LANES, numpy_dtype
 
 _FLAG = "carry"
@@ -30,7 +30,7 @@ def _write_flag(w: Any, mask: Array, values: list[int]) -> None:
     w.state[_FLAG] = flag if mask is ALL_LANES else merge(mask, flag, old)
 
 
-def _extended(ins: Instruction, names: str, combine: Any, has_carry_in: bool) -> Any:
+def _extended(ins: Instruction, names: str, combine: Any, has_carry_in: bool) -> Action:
     """Return the action: `combine(values..., carry) -> (unbounded result)` of unsigned ints."""
     bits = int(ins["type"][1:])
     raw = f"u{bits}"
@@ -52,14 +52,14 @@ def _extended(ins: Instruction, names: str, combine: Any, has_carry_in: bool) ->
 
 @instruction("add.cc.type d, a, b", "addc{.cc}.type d, a, b", source="PTX ISA 9.7.2.1-2",
              evidence="manual-only", type=_TYPES)  # fmt: skip
-def add_carry(ins: Instruction) -> Any:
+def add_carry(ins: Instruction) -> Decoded:
     """d = a + b (+ carry); `.cc` sets the carry."""
     return _extended(ins, "a b", lambda a, b, c: a + b + c, ins.opcode.startswith("addc"))
 
 
 @instruction("sub.cc.type d, a, b", "subc{.cc}.type d, a, b", source="PTX ISA 9.7.2.3-4",
              evidence="manual-only", type=_TYPES)  # fmt: skip
-def sub_borrow(ins: Instruction) -> Any:
+def sub_borrow(ins: Instruction) -> Decoded:
     """d = a - b (- borrow); `.cc` sets the borrow."""
     return _extended(ins, "a b", lambda a, b, c: a - b - c, ins.opcode.startswith("subc"))
 
@@ -72,7 +72,7 @@ def sub_borrow(ins: Instruction) -> Any:
     half="lo hi",
     type=_TYPES,
 )
-def mad_carry(ins: Instruction) -> Any:
+def mad_carry(ins: Instruction) -> Decoded:
     """d = half of a * b, plus c (+ carry); `.cc` sets the carry."""
     bits, is_high = int(ins["type"][1:]), ins["half"] == "hi"
     is_signed = ins["type"][0] == "s"

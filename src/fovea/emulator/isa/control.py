@@ -3,10 +3,8 @@
 The decoders only name the jump; the block compiler writes it (`machine/blocks.py`).
 """
 
-from typing import Any
-
 from fovea.emulator.isa import instruction
-from fovea.emulator.isa.instruction import Inline, Instruction, Jump
+from fovea.emulator.isa.instruction import Decoded, Inline, Instruction, Jump
 
 
 @instruction("bra{.uni} target", source="PTX ISA 9.7.12.3", evidence="manual-only", kind="control")
@@ -51,6 +49,6 @@ def trap(ins: Instruction) -> Jump:
 
 @instruction("brkpt", "pmevent{.mask} a", source="PTX ISA 9.7.19.2", evidence="manual-only",
              kind="control")  # fmt: skip
-def no_effect(ins: Instruction) -> Any:
+def no_effect(ins: Instruction) -> Decoded:
     """Change nothing a program can observe here: there is no debugger, and no time."""
     return Inline(())

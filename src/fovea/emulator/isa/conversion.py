@@ -48,24 +48,18 @@ def _convert(
 ) -> Inline:
     """Return Inline for `d = function(a)`, with registers wider than the types."""
     read, write = _register_type(ins, "a", stype), _register_type(ins, "d", dtype)
-    body = function
-    if read != stype and stype not in ("bf16",):
-        narrow = np.dtype(f"u{size_bytes(stype)}")
-        kind = numpy_dtype(stype)
-        inner = body
-        body = lambda a: inner(a.astype(narrow).view(kind))  # noqa: E731
-    elif stype == "bf16" and read != "b16":
-        inner_bf = body
-        body = lambda a: inner_bf(a.astype(np.uint16))  # noqa: E731
-    if write != dtype and not (dtype == "bf16" and write == "b16"):
-        wide = np.dtype(("i" if dtype[0] == "s" else "u") + str(size_bytes(write)))
-        before = body
-        store = numpy_dtype(write)
-        if dtype[0] in "us":
-            body = lambda a: before(a).astype(wide).view(store)  # noqa: E731
-        else:
-            raw = np.dtype(f"u{size_bytes(dtype)}")
-            body = lambda a: before(a).view(raw).astype(store)  # noqa: E731
+    source = numpy_dtype(stype)
+    raw_source = np.dtype(f"u{source.itemsize}")
+    target, stored = numpy_dtype(dtype), numpy_dtype(write)
+    raw_target = np.dtype(("i" if dtype[0] == "s" else "u") + str(target.itemsize))
+    wide = np.dtype(raw_target.kind + str(stored.itemsize))
+    narrows_source = numpy_dtype(read).itemsize != source.itemsize
+    widens_target = stored.itemsize != target.itemsize
+
+    def body(a: Array) -> Array:
+        result = function(a.astype(raw_source).view(source) if narrows_source else a)
+        return result.view(raw_target).astype(wide).view(stored) if widens_target else result
+
     name = ins.program.bind(body, "cvt")
     return ins.assign("d", f"{name}({ins.src('a', read)})", write)
 
@@ -292,9 +286,11 @@ def cvt_packed_half(ins: Instruction) -> Inline:
         low = narrow(_clamp(ins, b, half), mode)
         return high.astype(np.uint32) << shift | low
 
-    if half == "bf16" and mode == "rn" and not ins.has("relu") and not ins.has("satfinite"):
-        function = fp.pack_bf16x2
-    name = ins.program.bind(function, "cvt")
+    is_plain = half == "bf16" and mode == "rn" and not ins.has("relu")
+    if is_plain and not ins.has("satfinite"):
+        name = ins.program.bind(fp.pack_bf16x2, "cvt")
+    else:
+        name = ins.program.bind(function, "cvt")
     return ins.assign("d", f"{name}({ins.src('a', 'f32')}, {ins.src('b', 'f32')})", "b32")
 
 
@@ -402,7 +398,7 @@ def cvt_to_ue8m0(ins: Instruction) -> Inline:
         exponent += up & ((pattern & 0x7FFFFF) != 0)
         return np.where(np.isnan(value), 255, np.clip(exponent, 0, 254)).astype(np.uint16)
 
-    name = ins.program.bind(lambda a, b: one(a) << np.uint16(8) | one(b), "cvt")
+    name = ins.program.bind_function(lambda a, b: one(a) << np.uint16(8) | one(b), "cvt")
     return ins.assign("d", f"{name}({ins.src('a', 'f32')}, {ins.src('b', 'f32')})", "b16")
 
 

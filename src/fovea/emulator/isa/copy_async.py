@@ -14,7 +14,7 @@ from fovea.emulator.async_engine import Operation
 from fovea.emulator.errors import Misaligned, OutOfBounds
 from fovea.emulator.isa import instruction
 from fovea.emulator.isa.barrier import barrier_at, lanes_of
-from fovea.emulator.isa.instruction import Array, Instruction
+from fovea.emulator.isa.instruction import Array, Decoded, Instruction
 from fovea.emulator.machine.memory import RANK_SHIFT
 from fovea.emulator.machine.warp import Wait
 
@@ -31,7 +31,7 @@ _LOW = (1 << RANK_SHIFT) - 1
              " [dst], [src], size, src-size{, cache-policy}",
              source="PTX ISA 9.7.9.25.3.1", evidence="manual-only", kind="copy",
              state="shared shared::cta", prefetch="L2::64B L2::128B L2::256B")  # fmt: skip
-def cp_async(ins: Instruction) -> Any:
+def cp_async(ins: Instruction) -> Decoded:
     """Copy `src-size` bytes per lane and zero the rest of `size`, later."""
     size = ins.immediate("size")
     allowed = (16,) if ".cg." in ins.opcode else (4, 8, 16)
@@ -58,7 +58,7 @@ def cp_async(ins: Instruction) -> Any:
     return run
 
 
-def _source_size(ins: Instruction) -> Any:
+def _source_size(ins: Instruction) -> Decoded:
     """Return the reader of src-size; a predicate there means `ignore-src`."""
     if "src-size" not in ins.operands:
         return None
@@ -106,7 +106,7 @@ def _copy(
 
 @instruction("cp.async.commit_group", source="PTX ISA 9.7.9.25.3.2", evidence="manual-only",
              kind="copy")  # fmt: skip
-def cp_async_commit_group(ins: Instruction) -> Any:
+def cp_async_commit_group(ins: Instruction) -> Decoded:
     """Close the group of the copies issued since the last commit."""
 
     def run(w: Any, mask: Array) -> None:
@@ -117,7 +117,7 @@ def cp_async_commit_group(ins: Instruction) -> Any:
 
 @instruction("cp.async.wait_group n", "cp.async.wait_all", source="PTX ISA 9.7.9.25.3.3",
              evidence="manual-only", kind="sync")  # fmt: skip
-def cp_async_wait(ins: Instruction) -> Any:
+def cp_async_wait(ins: Instruction) -> Decoded:
     """Wait until at most n groups are pending (wait_all: until nothing is)."""
     newest = ins.immediate("n") if "n" in ins.operands else None
 
@@ -146,7 +146,7 @@ def cp_async_wait(ins: Instruction) -> Any:
 @instruction("cp.async.mbarrier.arrive{.noinc}{.space}.b64 [addr]",
              source="PTX ISA 9.7.13.16.15", evidence="manual-only", kind="sync",
              space="shared shared::cta")  # fmt: skip
-def cp_async_mbarrier_arrive(ins: Instruction) -> Any:
+def cp_async_mbarrier_arrive(ins: Instruction) -> Decoded:
     """Arrive on an mbarrier once all earlier copies of the thread are complete."""
     address, counts_itself = ins.address("addr"), not ins.has("noinc")
 

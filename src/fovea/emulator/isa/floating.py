@@ -8,18 +8,19 @@ Source: PTX ISA 9.7.3.
 
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fovea.emulator.isa import bits as fp
 from fovea.emulator.isa import instruction
-from fovea.emulator.isa.instruction import Array, Inline, Instruction
+from fovea.emulator.isa.instruction import Array, Inline, Instruction, LaneFunction
 
 _MODES = "rn rz rm rp"
 
 
-def _finish(ins: Instruction, function: Callable[..., Array]) -> Callable[..., Array]:
+def _finish(ins: Instruction, function: LaneFunction) -> Callable[..., Array]:
     """Wrap a float32 function with the `.ftz` and `.sat` of an instruction."""
     has_ftz, has_sat = ins.has("ftz"), ins.has("sat")
     if not has_ftz and not has_sat:
@@ -37,7 +38,7 @@ def _finish(ins: Instruction, function: Callable[..., Array]) -> Callable[..., A
     return wrapped
 
 
-def _apply(ins: Instruction, function: Callable[..., Array], operands: str, t: str) -> Inline:
+def _apply(ins: Instruction, function: LaneFunction, operands: str, t: str) -> Inline:
     name = ins.program.bind(function, "f")
     sources = ", ".join(ins.src(operand, t) for operand in operands.split())
     return ins.assign("d", f"{name}({sources})", t)
@@ -98,7 +99,7 @@ def fma(ins: Instruction) -> Inline:
     if mode == "rn":
         function: Callable[..., Array] = fp.fma_f32
     else:
-        function = lambda a, b, c: fp.fma_f32_mode(a, b, c, mode)  # noqa: E731
+        function = partial(fp.fma_f32_mode, mode=mode)
     return _apply(ins, _finish(ins, function), "a b c", "f32")
 
 
@@ -182,20 +183,25 @@ def choose_f32(is_max: bool, keeps_nan: bool) -> Callable[[Array, Array], Array]
              evidence="manual-only")  # fmt: skip
 def minimum_maximum(ins: Instruction) -> Inline:
     """d = min or max; three operands on sm_100."""
-    function: Callable[..., Array] = choose_f32(ins.opcode.startswith("max"), ins.has("NaN"))
-    pair = function
-    if ins.has("xorsign"):
-
-        def function(a: Array, b: Array) -> Array:
-            sign = (a.view(np.uint32) ^ b.view(np.uint32)) & np.uint32(0x80000000)
-            chosen = pair(np.abs(a), np.abs(b))
-            signed = chosen.view(np.uint32) & np.uint32(0x7FFFFFFF) | sign
-            return np.where(np.isnan(chosen), chosen, signed.view(np.float32))
-
+    pair = choose_f32(ins.opcode.startswith("max"), ins.has("NaN"))
+    function = _with_xor_of_signs(pair) if ins.has("xorsign") else pair
     if "c" in ins.operands:
-        inner = function
-        return _apply(ins, _finish(ins, lambda a, b, c: inner(inner(a, b), c)), "a b c", "f32")
+        return _apply(
+            ins, _finish(ins, lambda a, b, c: function(function(a, b), c)), "a b c", "f32"
+        )
     return _apply(ins, _finish(ins, function), "a b", "f32")
+
+
+def _with_xor_of_signs(pair: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
+    """Return `pair` of the magnitudes, with the xor of the signs (`.xorsign.abs`)."""
+
+    def function(a: Array, b: Array) -> Array:
+        sign = (a.view(np.uint32) ^ b.view(np.uint32)) & np.uint32(0x80000000)
+        chosen = pair(np.abs(a), np.abs(b))
+        signed = chosen.view(np.uint32) & np.uint32(0x7FFFFFFF) | sign
+        return np.where(np.isnan(chosen), chosen, signed.view(np.float32))
+
+    return function
 
 
 @instruction("testp.op.type p, a", source="PTX ISA 9.7.3.1", evidence="manual-only",
@@ -204,7 +210,7 @@ def testp(ins: Instruction) -> Inline:
     """p = whether a has a property."""
     t = ins["type"]
     least = np.finfo(np.float32 if t == "f32" else np.float64).smallest_normal
-    function = {
+    functions: dict[str, Callable[[Array], Array]] = {
         "finite": np.isfinite,
         "infinite": np.isinf,
         "number": lambda a: ~np.isnan(a),
@@ -212,8 +218,8 @@ def testp(ins: Instruction) -> Inline:
         # zero counts as normal (sm_90)
         "normal": lambda a: np.isfinite(a) & ((np.abs(a) >= least) | (a == 0)),
         "subnormal": lambda a: (np.abs(a) < least) & (a != 0),
-    }[ins["op"]]
-    name = ins.program.bind(function, "f")
+    }
+    name = ins.program.bind(functions[ins["op"]], "f")
     return ins.assign("p", f"{name}({ins.src('a', t)})", "pred")
 
 
@@ -288,7 +294,7 @@ def sqrt(ins: Instruction) -> Inline:
 # --- f32x2 --------------------------------------------------------------------------------------
 
 
-def _packed(function: Callable[..., Array]) -> Callable[..., Array]:
+def _packed(function: LaneFunction) -> Callable[..., Array]:
     """Return a function of 64-bit pairs from a function of float32 arrays of any length."""
     return lambda *pairs: function(*(pair.view(np.float32) for pair in pairs)).view(np.uint64)
 
@@ -311,7 +317,7 @@ def fma_x2(ins: Instruction) -> Inline:
     """Both halves of d = a * b + c."""
     mode = _mode(ins)
     function: Callable[..., Array] = (
-        fp.fma_f32 if mode == "rn" else lambda a, b, c: fp.fma_f32_mode(a, b, c, mode)
+        fp.fma_f32 if mode == "rn" else partial(fp.fma_f32_mode, mode=mode)
     )
     return _apply(ins, _packed(_finish(ins, function)), "a b c", "b64")
 

@@ -14,7 +14,7 @@ import numpy as np
 from fovea.emulator.isa import bits as fp
 from fovea.emulator.isa import instruction
 from fovea.emulator.isa.floating import mufu
-from fovea.emulator.isa.instruction import Array, Inline, Instruction
+from fovea.emulator.isa.instruction import Array, Inline, Instruction, LaneFunction
 
 _TYPES = "f16 bf16 f16x2 bf16x2"
 _F16 = "f16 f16x2"
@@ -31,7 +31,7 @@ def _flush_half(bits: Array, half: str) -> Array:
     return np.where(bits & exponent, bits, bits & np.uint16(0x8000))
 
 
-def _lift(ins: Instruction, function: Callable[..., Array], operands: str) -> Inline:
+def _lift(ins: Instruction, function: LaneFunction, operands: str) -> Inline:
     """Return Inline for a function of raw 16-bit arrays, applied to both halves of a pair."""
     t = ins["type"]
     half = _element(t)

@@ -8,18 +8,28 @@ Invariant: 32 lanes always; `mask is ALL_LANES` exactly when every lane takes pa
 from registers are never written to: a write stores a new array.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fovea.emulator.errors import PtxError
 from fovea.emulator.isa.forms import Entry, Modifiers
 from fovea.emulator.ptx import syntax
 from fovea.emulator.ptx.types import LANES, is_signed, numpy_dtype, size_bytes
 
-Array = np.ndarray
+Array = NDArray[Any]
+# what a decoder may return as the action of an instruction: `run(warp, mask)`
+Action = Callable[[Any, Array], Any]
+# functions of 32-lane operands, by their number
+LaneFunction = (
+    Callable[[Any], Any]
+    | Callable[[Any, Any], Any]
+    | Callable[[Any, Any, Any], Any]
+    | Callable[[Any, Any, Any, Any], Any]
+)
 Read = Callable[[Any], Array]
 Write = Callable[[Any, Array, Array], None]
 
@@ -91,17 +101,20 @@ class Jump:
     kind: str
 
 
+Decoded = Inline | Jump | Action
+
+
 @dataclass(slots=True, kw_only=True)
 class Program:
     """What decoders share within one kernel: registers, variables, names bound for blocks."""
 
     kernel: str
     target: str
-    slots: dict[str, Slot] = field(default_factory=dict)
+    slots: dict[str, Slot] = field(default_factory=dict[str, Slot])
     # name -> (state space, offset or address)
-    variables: dict[str, tuple[str, int]] = field(default_factory=dict)
-    bound: dict[str, Any] = field(default_factory=dict)
-    constants: dict[tuple[Any, str], str] = field(default_factory=dict)
+    variables: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
+    bound: dict[str, Any] = field(default_factory=dict[str, Any])
+    constants: dict[tuple[Any, str], str] = field(default_factory=dict[tuple[Any, str], str])
 
     def bind(self, value: Any, hint: str = "f") -> str:
         """Return a name under which compiled blocks see `value`."""
@@ -111,6 +124,10 @@ class Program:
             self.bound[name] = value
             self.constants[key] = name
         return self.constants[key]
+
+    def bind_function(self, function: LaneFunction, hint: str = "f") -> str:
+        """Return a name under which compiled blocks see a function of lanes."""
+        return self.bind(function, hint)
 
     def constant(self, value: int | float, ptx_type: str) -> str:
         """Return a name of 32 lanes of a constant."""
@@ -234,11 +251,11 @@ class Instruction:
 
     def write_vector(
         self, name: str, ptx_type: str
-    ) -> Callable[[Any, Array, Sequence[Array]], None]:
+    ) -> Callable[[Any, Array, Iterable[Array]], None]:
         """Return `write(warp, mask, sequence of 32-lane arrays)` of a vector destination."""
         writes = [self.write_operand(item, ptx_type) for item in self.items(name)]
 
-        def write_all(w: Any, mask: Array, values: Sequence[Array]) -> None:
+        def write_all(w: Any, mask: Array, values: Iterable[Array]) -> None:
             for write, value in zip(writes, values, strict=True):
                 write(w, mask, value)
 

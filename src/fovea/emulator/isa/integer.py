@@ -5,12 +5,10 @@ Lives here: pure functions of registers. Not here: comparisons (`predicate.py`),
 Source: PTX ISA 9.7.1 and 9.7.8.
 """
 
-from typing import Any
-
 import numpy as np
 
 from fovea.emulator.isa import instruction
-from fovea.emulator.isa.instruction import Array, Inline, Instruction
+from fovea.emulator.isa.instruction import Array, Inline, Instruction, LaneFunction
 
 _INT16_TO_64 = "u16 s16 u32 s32 u64 s64"
 
@@ -23,7 +21,7 @@ def _bits(ptx_type: str) -> int:
     return int(ptx_type[1:])
 
 
-def _call(ins: Instruction, function: Any, operands: str, read: str, write: str) -> Inline:
+def _call(ins: Instruction, function: LaneFunction, operands: str, read: str, write: str) -> Inline:
     """Return Inline that calls a function of 32-lane operands, all read as one type."""
     name = ins.program.bind(function, "f")
     arguments = ", ".join(ins.src(operand, read) for operand in operands.split())
@@ -131,7 +129,7 @@ def mad_wide(ins: Instruction) -> Inline:
     """d = a * b + c in twice the width."""
     t = ins["type"]
     wide = t[0] + str(2 * _bits(t))
-    name = ins.program.bind(lambda a, b, c: _wide_product(a, b, t) + c, "f")
+    name = ins.program.bind_function(lambda a, b, c: _wide_product(a, b, t) + c, "f")
     sources = f"{ins.src('a', t)}, {ins.src('b', t)}, {ins.src('c', wide)}"
     return ins.assign("d", f"{name}({sources})", wide)
 

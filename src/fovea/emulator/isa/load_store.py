@@ -13,7 +13,7 @@ import numpy as np
 
 from fovea.emulator.errors import OutOfBounds
 from fovea.emulator.isa import instruction
-from fovea.emulator.isa.instruction import ALL_LANES, Array, Inline, Instruction, merge
+from fovea.emulator.isa.instruction import ALL_LANES, Array, Decoded, Inline, Instruction, merge
 from fovea.emulator.machine.memory import LOCAL_WINDOW, RANK_SHIFT, WINDOW_SHIFT, Segment
 from fovea.emulator.ptx import syntax
 from fovea.emulator.ptx.types import LANES, is_signed, size_bytes
@@ -238,7 +238,7 @@ def store_lanes(
     "ldu{.space}{.vec}.type d, [a]",
     source="PTX ISA 9.7.9.8-10", evidence="manual-only", kind="memory", **_LD,
 )  # fmt: skip
-def ld(ins: Instruction) -> Any:
+def ld(ins: Instruction) -> Decoded:
     """d = the value at [a]."""
     ptx_type = ins["type"]
     space = _state_space(ins, "a")
@@ -311,7 +311,7 @@ def _ld_parameter(ins: Instruction, memory: syntax.Memory, ptx_type: str, count:
     "st.mmio.relaxed.sys{.global}.type [a], b",
     source="PTX ISA 9.7.9.11", evidence="manual-only", kind="memory", **_ST,
 )  # fmt: skip
-def st(ins: Instruction) -> Any:
+def st(ins: Instruction) -> Decoded:
     """[a] = b."""
     ptx_type = ins["type"]
     space = _state_space(ins, "a")
@@ -355,7 +355,7 @@ def _raw(ins: Instruction, operand: syntax.Operand, ptx_type: str) -> str:
              level_evict="L2::evict_last L2::evict_normal")  # fmt: skip
 @instruction("discard{.global}.L2 [a], size", source="PTX ISA 9.7.9.18", evidence="manual-only",
              kind="memory")  # fmt: skip
-def hint(ins: Instruction) -> Any:
+def hint(ins: Instruction) -> Decoded:
     """Read the address and do nothing: caches are not modelled."""
     address = ins.address("a")
 

@@ -35,7 +35,7 @@ def not_(ins: Instruction) -> Inline:
 def cnot(ins: Instruction) -> Inline:
     """d = (a == 0)."""
     t = ins["type"]
-    name = ins.program.bind(lambda a: (a == 0).astype(a.dtype), "f")
+    name = ins.program.bind_function(lambda a: (a == 0).astype(a.dtype), "f")
     return ins.assign("d", f"{name}({ins.src('a', t)})", t)
 
 
@@ -53,7 +53,7 @@ def lop3(a: Array, b: Array, c: Array, table: int) -> Array:
 def lop3_b32(ins: Instruction) -> Inline:
     """d = the function of a, b, c with truth table immLut."""
     table = _table(ins)
-    name = ins.program.bind(lambda a, b, c: lop3(a, b, c, table), "lop")
+    name = ins.program.bind_function(lambda a, b, c: lop3(a, b, c, table), "lop")
     sources = ", ".join(ins.src(operand, "b32") for operand in "abc")
     return ins.assign("d", f"{name}({sources})", "b32")
 
@@ -63,7 +63,7 @@ def lop3_b32(ins: Instruction) -> Inline:
 def lop3_bool(ins: Instruction) -> Inline:
     """As lop3; p = (d != 0) op q."""
     table = _table(ins)
-    name = ins.program.bind(lambda a, b, c: lop3(a, b, c, table), "lop")
+    name = ins.program.bind_function(lambda a, b, c: lop3(a, b, c, table), "lop")
     sources = ", ".join(ins.src(operand, "b32") for operand in "abc")
     setup = f"v = {name}({sources})"
     operator = "|" if ins["BoolOp"] == "or" else "&"

@@ -12,7 +12,7 @@ import numpy as np
 from fovea.emulator.errors import IllegalOperand, Misaligned
 from fovea.emulator.isa import instruction
 from fovea.emulator.isa.barrier import shared_place
-from fovea.emulator.isa.instruction import ALL_LANES, Array, Instruction
+from fovea.emulator.isa.instruction import ALL_LANES, Array, Decoded, Instruction
 from fovea.emulator.ptx.types import LANES, size_bytes
 
 _LANE = np.arange(LANES)
@@ -71,7 +71,7 @@ def _lanes_to_rows(words: Array, is_transposed: bool) -> Array:
              "ldmatrix.sync.aligned.num{.trans}.m8n8{.space}.b16 r, [p]",
              source="PTX ISA 9.7.15.5.15", evidence="manual-only", kind="memory",
              num="x1 x2 x4", space="shared shared::cta")  # fmt: skip
-def ldmatrix(ins: Instruction) -> Any:
+def ldmatrix(ins: Instruction) -> Decoded:
     """r = the lane's pairs of elements of 1, 2 or 4 tiles."""
     num, transposed = int(ins["num"][1:]), ins.has("trans")
     _check_width(ins, "p")
@@ -92,7 +92,7 @@ def ldmatrix(ins: Instruction) -> Any:
 @instruction("stmatrix.sync.aligned.m8n8.num{.trans}{.space}.b16 [p], r",
              source="PTX ISA 9.7.15.5.16", evidence="manual-only", kind="memory",
              num="x1 x2 x4", space="shared shared::cta")  # fmt: skip
-def stmatrix(ins: Instruction) -> Any:
+def stmatrix(ins: Instruction) -> Decoded:
     """Store the lanes' pairs of elements of 1, 2 or 4 tiles."""
     num, transposed = int(ins["num"][1:]), ins.has("trans")
     _check_width(ins, "p")
@@ -113,7 +113,7 @@ def stmatrix(ins: Instruction) -> Any:
 @instruction("ldmatrix.sync.aligned.m16n16.num.trans{.space}.b8 r, [p]",
              source="PTX ISA 9.7.15.5.15", evidence="inferred", kind="memory",
              targets=_BLACKWELL, num="x1 x2", space="shared shared::cta")  # fmt: skip
-def ldmatrix_b8(ins: Instruction) -> Any:
+def ldmatrix_b8(ins: Instruction) -> Decoded:
     """r = four transposed bytes for each half of 1 or 2 tiles of 16 x 16 bytes."""
     num = int(ins["num"][1:])
     address, write = ins.address("p"), ins.write_vector("r", "b32")
@@ -136,7 +136,7 @@ def ldmatrix_b8(ins: Instruction) -> Any:
 @instruction("stmatrix.sync.aligned.m16n8.num.trans{.space}.b8 [p], r",
              source="PTX ISA 9.7.15.5.16", evidence="inferred", kind="memory",
              targets=_BLACKWELL, num="x1 x2 x4", space="shared shared::cta")  # fmt: skip
-def stmatrix_b8(ins: Instruction) -> Any:
+def stmatrix_b8(ins: Instruction) -> Decoded:
     """Store 1, 2 or 4 tiles of 16 x 8 bytes transposed: 8 rows of 16 bytes in memory."""
     num = int(ins["num"][1:])
     address, read = ins.address("p"), ins.read_vector("r", "b32")
@@ -156,7 +156,7 @@ def stmatrix_b8(ins: Instruction) -> Any:
 
 @instruction("movmatrix.sync.aligned.m8n8.trans.b16 d, a", source="PTX ISA 9.7.15.5.17",
              evidence="manual-only")  # fmt: skip
-def movmatrix(ins: Instruction) -> Any:
+def movmatrix(ins: Instruction) -> Decoded:
     """d = the tile held by the warp, transposed."""
     read, write = ins.read("a", "b32"), ins.write("d", "b32")
 

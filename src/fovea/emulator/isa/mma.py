@@ -19,7 +19,7 @@ from fovea.emulator.arithmetic.accumulate import (
 from fovea.emulator.arithmetic.formats import to_float32
 from fovea.emulator.errors import IllegalOperand
 from fovea.emulator.isa import instruction
-from fovea.emulator.isa.instruction import ALL_LANES, Array, Instruction
+from fovea.emulator.isa.instruction import ALL_LANES, Array, Decoded, Instruction
 from fovea.emulator.ptx.types import LANES
 
 _GROUP, _MEMBER = np.arange(LANES) // 4, np.arange(LANES) % 4
@@ -101,7 +101,7 @@ _SOURCE = "PTX ISA 9.7.15.5.14"
              "mma.sync.aligned.shape.row.col.kind::f8f6f4.dtype.atype.btype.ctype d, a, b, c",
              source=_SOURCE, evidence="manual-only", kind="mma", shape="m16n8k16 m16n8k32",
              dtype="f16 f32", atype="e4m3 e5m2", btype="e4m3 e5m2", ctype="f16 f32")  # fmt: skip
-def mma_float(ins: Instruction) -> Any:
+def mma_float(ins: Instruction) -> Decoded:
     """d = a * b + c in floats."""
     size, depth = _BYTES[ins["atype"]], int(ins["shape"].partition("k")[2])
     _expect(ins, "a", 16 * depth * size // 128)
@@ -157,7 +157,7 @@ def _half_d(matrix: Array) -> list[Array]:
 @instruction("mma.sync.aligned.shape.row.col{.satfinite}.s32.atype.btype.s32 d, a, b, c",
              source=_SOURCE, evidence="manual-only", kind="mma", shape="m8n8k16",
              atype="s8 u8", btype="s8 u8")  # fmt: skip
-def mma_integer(ins: Instruction) -> Any:
+def mma_integer(ins: Instruction) -> Decoded:
     """d = a * b + c in 8-bit integers."""
     rows = int(ins["shape"][1:].partition("n")[0])
     depth = int(ins["shape"].partition("k")[2])
@@ -184,7 +184,7 @@ def mma_integer(ins: Instruction) -> Any:
 @instruction("mma.sync.aligned.shape.row.col{.rnd}.f64.f64.f64.f64 d, a, b, c",
              source=_SOURCE, evidence="inferred", kind="mma",
              shape="m8n8k4 m16n8k4 m16n8k8 m16n8k16", rnd="rn")  # fmt: skip
-def mma_double(ins: Instruction) -> Any:
+def mma_double(ins: Instruction) -> Decoded:
     """d = a * b + c in double precision (products and sums each rounded)."""
     rows = int(ins["shape"][1:].partition("n")[0])
     depth = int(ins["shape"].partition("k")[2])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fovea.emulator.isa import instruction
-from fovea.emulator.isa.instruction import Array, Inline, Instruction
+from fovea.emulator.isa.instruction import Array, Decoded, Inline, Instruction
 from fovea.emulator.machine.memory import (
     CONST_WINDOW,
     LOCAL_WINDOW,
@@ -96,7 +96,7 @@ def _split(value: Any, dtype: np.dtype, count: int) -> Any:
 
 
 @instruction("mov.b128 d, a", source="PTX ISA 9.7.9.2", evidence="manual-only")
-def mov_b128(ins: Instruction) -> Any:
+def mov_b128(ins: Instruction) -> Decoded:
     """d = a for 128-bit registers, packed from or unpacked to two 64-bit ones."""
     destination, source = ins.operands["d"], ins.operands["a"]
     if isinstance(source, syntax.Vector):
@@ -147,7 +147,7 @@ def cvta_to(ins: Instruction) -> Inline:
 
 @instruction("isspacep.space p, a", source="PTX ISA 9.7.9.21", evidence="manual-only",
              space="shared shared::cta shared::cluster local param const global")  # fmt: skip
-def isspacep(ins: Instruction) -> Any:
+def isspacep(ins: Instruction) -> Decoded:
     """p = whether a generic address lies in a state space."""
     window = _WINDOWS[ins["space"]] >> WINDOW_SHIFT
     is_own = ins["space"] in ("shared", "shared::cta")

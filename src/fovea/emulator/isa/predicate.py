@@ -123,9 +123,9 @@ def set_(ins: Instruction) -> Inline:
     if ins["BoolOp"]:
         expression = f"({expression}) {_BOOLEAN[ins['BoolOp']]} {ins.src('c', 'pred')}"
     if ins["dtype"] == "f32":
-        name = ins.program.bind(lambda v: v.astype(np.float32), "f")
+        name = ins.program.bind_function(lambda v: v.astype(np.float32), "f")
         return ins.assign("d", f"{name}({expression})", "f32")
-    name = ins.program.bind(lambda v: -v.astype(np.int32), "f")
+    name = ins.program.bind_function(lambda v: -v.astype(np.int32), "f")
     return ins.assign("d", f"{name}({expression})", "s32")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from fovea.emulator.errors import IllegalOperand
 from fovea.emulator.isa import bits as fp
 from fovea.emulator.isa import instruction
-from fovea.emulator.isa.instruction import ALL_LANES, Array, Instruction
+from fovea.emulator.isa.instruction import ALL_LANES, Array, Decoded, Instruction
 from fovea.emulator.ptx.types import LANES
 
 _LANE = np.arange(LANES)
@@ -55,7 +55,7 @@ def check_members(ins: Instruction, w: Any, mask: Array, members: Array) -> None
 
 @instruction("shfl.sync.mode.b32 d|p, a, b, c, membermask", source="PTX ISA 9.7.9.6",
              evidence="manual-only", mode="up down bfly idx")  # fmt: skip
-def shfl_sync(ins: Instruction) -> Any:
+def shfl_sync(ins: Instruction) -> Decoded:
     """d = a of another lane; p = whether that lane is in range."""
     read_a, read_b = ins.read("a", "u32"), ins.read("b", "u32")
     read_c, read_members = ins.read("c", "u32"), ins.read("membermask", "u32")
@@ -115,7 +115,7 @@ def shuffle_lanes(mode: str, b: Array, c: Array) -> tuple[Array, Array]:
 
 @instruction("vote.sync.mode.pred d, a, membermask", source="PTX ISA 9.7.13.10",
              evidence="manual-only", mode="all any uni")  # fmt: skip
-def vote_sync(ins: Instruction) -> Any:
+def vote_sync(ins: Instruction) -> Decoded:
     """d = whether all, any or equally many of the members' predicates hold."""
     read_a, read_members = ins.read("a", "pred"), ins.read("membermask", "u32")
     write, mode = ins.write("d", "pred"), ins["mode"]
@@ -132,7 +132,7 @@ def vote_sync(ins: Instruction) -> Any:
 
 @instruction("vote.sync.ballot.b32 d, a, membermask", source="PTX ISA 9.7.13.10",
              evidence="manual-only")  # fmt: skip
-def vote_ballot(ins: Instruction) -> Any:
+def vote_ballot(ins: Instruction) -> Decoded:
     """d = bit mask of the members whose predicate holds."""
     read_a, read_members = ins.read("a", "pred"), ins.read("membermask", "u32")
     write = ins.write("d", "u32")
@@ -145,7 +145,7 @@ def vote_ballot(ins: Instruction) -> Any:
 
 
 @instruction("activemask.b32 d", source="PTX ISA 9.7.13.12", evidence="manual-only")
-def activemask(ins: Instruction) -> Any:
+def activemask(ins: Instruction) -> Decoded:
     """d = bit mask of the lanes that execute this together."""
     write = ins.write("d", "u32")
     return lambda w, mask: write(w, mask, np.full(LANES, pack_mask(mask), np.uint32))
@@ -153,7 +153,7 @@ def activemask(ins: Instruction) -> Any:
 
 @instruction("elect.sync d|p, membermask", source="PTX ISA 9.7.13.15", evidence="manual-only",
              kind="control")  # fmt: skip
-def elect_sync(ins: Instruction) -> Any:
+def elect_sync(ins: Instruction) -> Decoded:
     """p holds in one member (the lowest here, as on silicon); d = its lane."""
     read_members, write_p = ins.read("membermask", "u32"), ins.write("p", "pred")
     write_d = ins.write("d", "u32")
@@ -169,7 +169,7 @@ def elect_sync(ins: Instruction) -> Any:
 
 @instruction("match.any.sync.type d, a, membermask", source="PTX ISA 9.7.13.11",
              evidence="manual-only", type="b32 b64")  # fmt: skip
-def match_any(ins: Instruction) -> Any:
+def match_any(ins: Instruction) -> Decoded:
     """d = bit mask of the members with the same value."""
     read_a, read_members = ins.read("a", ins["type"]), ins.read("membermask", "u32")
     write = ins.write("d", "u32")
@@ -186,7 +186,7 @@ def match_any(ins: Instruction) -> Any:
 
 @instruction("match.all.sync.type d|p, a, membermask", source="PTX ISA 9.7.13.11",
              evidence="manual-only", type="b32 b64")  # fmt: skip
-def match_all(ins: Instruction) -> Any:
+def match_all(ins: Instruction) -> Decoded:
     """d = the member mask if all values are equal, else 0; p says which."""
     read_a, read_members = ins.read("a", ins["type"]), ins.read("membermask", "u32")
     write_d = ins.write("d", "u32")
@@ -207,7 +207,7 @@ def match_all(ins: Instruction) -> Any:
              evidence="manual-only", op="add min max", type="u32 s32")  # fmt: skip
 @instruction("redux.sync.op.type d, a, membermask", source="PTX ISA 9.7.13.13",
              evidence="manual-only", op="and or xor", type="b32")  # fmt: skip
-def redux_sync(ins: Instruction) -> Any:
+def redux_sync(ins: Instruction) -> Decoded:
     """d = reduction of a over the members."""
     t = ins["type"]
     read_a, read_members = ins.read("a", t), ins.read("membermask", "u32")
@@ -236,7 +236,7 @@ def redux_sync(ins: Instruction) -> Any:
     targets="sm_100a,sm_100f,sm_103a,sm_103f",
     op="min max",
 )
-def redux_sync_f32(ins: Instruction) -> Any:
+def redux_sync_f32(ins: Instruction) -> Decoded:
     """d = min or max of a over the members."""
     read_a, read_members = ins.read("a", "f32"), ins.read("membermask", "u32")
     write = ins.write("d", "f32")

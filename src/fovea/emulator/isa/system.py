@@ -8,7 +8,7 @@ from typing import Any
 
 from fovea.emulator.errors import IllegalOperand
 from fovea.emulator.isa import instruction
-from fovea.emulator.isa.instruction import Array, Inline, Instruction
+from fovea.emulator.isa.instruction import Array, Decoded, Inline, Instruction
 
 _SCOPES = "cta cluster gpu sys"
 
@@ -18,7 +18,7 @@ _SCOPES = "cta cluster gpu sys"
              space="global shared::cta shared::cluster shared::{cta,cluster}",
              sem="acquire release", sync_restrict="sync_restrict::shared::cluster "
              "sync_restrict::shared::cta", scope=_SCOPES)  # fmt: skip
-def fence_proxy_async(ins: Instruction) -> Any:
+def fence_proxy_async(ins: Instruction) -> Decoded:
     """Make generic writes seen so far visible to the async proxy."""
 
     def run(w: Any, mask: Array) -> None:
@@ -43,12 +43,13 @@ def publish_barriers(w: Any) -> None:
 
 @instruction("fence.mbarrier_init.release.cluster", source="PTX ISA 9.7.13.5",
              evidence="manual-only", kind="sync")  # fmt: skip
-def fence_mbarrier_init(ins: Instruction) -> Any:
+def fence_mbarrier_init(ins: Instruction) -> Decoded:
     """Publish initialised mbarriers."""
     return lambda w, mask: publish_barriers(w)
 
 
-@instruction("fence{.sem}.scope", "fence", "membar.level", "fence.proxy.alias", "fence.proxy.tensormap::generic.release.scope",
+@instruction("fence{.sem}.scope", "fence", "membar.level", "fence.proxy.alias",
+             "fence.proxy.tensormap::generic.release.scope",
              "fence.acquire.sync_restrict.scope", "fence.release.sync_restrict.scope",
              source="PTX ISA 9.7.13.5", evidence="manual-only", kind="sync",
              sem="sc acq_rel acquire release", scope=_SCOPES, level="cta gl sys",
@@ -65,7 +66,7 @@ def fence(ins: Instruction) -> Inline:
     kind="sync",
     scope=_SCOPES,
 )
-def fence_proxy_tensormap_acquire(ins: Instruction) -> Any:
+def fence_proxy_tensormap_acquire(ins: Instruction) -> Decoded:
     """Order a tensor map's modification before its use; the size must be 128."""
     address, size = ins.address("addr"), ins.immediate("size")
     if size != 128:
@@ -76,7 +77,7 @@ def fence_proxy_tensormap_acquire(ins: Instruction) -> Any:
 @instruction("setmaxnreg.action.sync.aligned.u32 count", source="PTX ISA 9.7.19.5",
              evidence="manual-only", kind="sync", targets="sm_90a,sm_100a,sm_100f,sm_101a,sm_103a,"
              "sm_103f,sm_110a,sm_120a", action="inc dec")  # fmt: skip
-def setmaxnreg(ins: Instruction) -> Any:
+def setmaxnreg(ins: Instruction) -> Decoded:
     """Change the warp's register budget; checks the count and its direction."""
     count, is_increase = ins.immediate("count"), ins["action"] == "inc"
     if not 24 <= count <= 256 or count % 8:
@@ -112,7 +113,7 @@ def griddepcontrol(ins: Instruction) -> Inline:
 
 
 @instruction("nanosleep.u32 t", source="PTX ISA 9.7.19.1", evidence="manual-only", kind="control")
-def nanosleep(ins: Instruction) -> Any:
+def nanosleep(ins: Instruction) -> Decoded:
     """Let others run: time is not modelled."""
     read = ins.read("t", "u32")
 

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fovea.emulator.async_engine import AsyncEngine
 from fovea.emulator.counters import Counters
@@ -30,7 +31,7 @@ from fovea.emulator.options import Options
 from fovea.emulator.ptx.types import LANES
 from fovea.emulator.races import AccessNotes, Clock, Shadow
 
-Array = np.ndarray
+Array = NDArray[Any]
 Dim = tuple[int, int, int]
 
 ASYNC_SLOTS_PER_CTA = 16  # asynchronous agents told apart by the clocks; more share a slot

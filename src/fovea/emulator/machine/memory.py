@@ -15,11 +15,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fovea.emulator.errors import Fault, Misaligned, OutOfBounds, UninitialisedRead
 from fovea.emulator.races import Access, Shadow
 
-Array = np.ndarray
+Array = NDArray[Any]
 
 WINDOW_SHIFT = 56
 SHARED_WINDOW = 1 << WINDOW_SHIFT

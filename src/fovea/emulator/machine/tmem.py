@@ -8,11 +8,12 @@ Source: PTX ISA 9.7.16 (tcgen05), tensor memory and allocation.
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fovea.emulator.errors import IllegalOperand, OutOfBounds, UninitialisedRead
 from fovea.emulator.races import Access, Shadow
 
-Array = np.ndarray
+Array = NDArray[Any]
 
 TMEM_LANES = 128
 TMEM_COLUMNS = 512
