@@ -28,7 +28,7 @@ division by zero is undefined at invisible positions and an error of the user's 
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import sha256
 
 import torch
@@ -348,8 +348,9 @@ def parse_captures(text: str) -> tuple[CaptureSpec, ...]:
     return tuple(specs)
 
 
+@lru_cache(maxsize=1024)
 def parse_graph(text: str) -> Graph:
-    """Return the graph of a canonical text."""
+    """Return the graph of a canonical text; an operator asks for the same few on every call."""
     parts = text.split(" | ")
     head = parts[0].split(" ")
     if len(parts) != 3 or len(head) != 4 or head[0] != FORMAT or head[1] not in ("score", "mask"):
