@@ -87,8 +87,9 @@ def tensors_of(problem: AttentionProblem) -> list[Tensor | None]:
 class Facts(NamedTuple):
     """A problem without its tensors, for autograd to keep: those it saves itself.
 
-    `_PLACE` stands in the place of a scale or softcap that is a tensor; mods have no captures,
-    block lists are (block_q, block_kv, seqlen_q, seqlen_kv, batch, heads), varlen the two lengths.
+    `_PLACE` stands in the place of a scale or softcap that is a tensor; mods are their fields
+    without captures, and how many those were; block lists are (block_q, block_kv, seqlen_q,
+    seqlen_kv, batch, heads), varlen the two lengths.
     """
 
     causal: Causal | None
@@ -96,8 +97,7 @@ class Facts(NamedTuple):
     softcap: float | Tensor | None
     scale: float | Tensor
     has_default_scale: bool
-    mods: tuple[TracedMod | None, TracedMod | None, TracedMod | None]
-    num_captures: tuple[int, int, int]
+    mods: tuple[tuple[Any, ...] | None, ...]
     lists: tuple[int, ...] | None
     lengths: tuple[int, int] | None
     deterministic: tuple[bool, bool]
@@ -114,8 +114,11 @@ def facts_of(problem: AttentionProblem) -> Facts:
         _PLACE if isinstance(problem.softcap, Tensor) else problem.softcap,
         _PLACE if isinstance(problem.scale, Tensor) else problem.scale,
         problem.has_default_scale,
-        (_without_captures(score_mod), _without_captures(mask_mod), _without_captures(block_mod)),
-        (_num_captures(score_mod), _num_captures(mask_mod), _num_captures(block_mod)),
+        (
+            None if score_mod is None else _facts_of_mod(score_mod),
+            None if mask_mod is None else _facts_of_mod(mask_mod),
+            None if block_mod is None else _facts_of_mod(block_mod),
+        ),
         None
         if lists is None
         else (
@@ -128,21 +131,20 @@ def facts_of(problem: AttentionProblem) -> Facts:
     )
 
 
-def _num_captures(mod: TracedMod | None) -> int:
-    return 0 if mod is None else len(mod.captures)
+def _facts_of_mod(mod: TracedMod) -> tuple[Any, ...]:
+    return (mod.graph, mod.scalars, mod.specialised, mod.source, len(mod.captures))
 
 
-def _without_captures(mod: TracedMod | None) -> TracedMod | None:
-    return mod if mod is None or not mod.captures else _with_captures(mod, ())
-
-
-def _with_captures(mod: TracedMod, captures: tuple[Tensor, ...]) -> TracedMod:
+def _mod_of(facts: tuple[Any, ...] | None, rest: Iterator[Any]) -> TracedMod | None:
+    if facts is None:
+        return None
+    graph, scalars, specialised, source, num_captures = facts
     return TracedMod(
-        graph=mod.graph,
-        captures=captures,
-        scalars=mod.scalars,
-        specialised=mod.specialised,
-        source=mod.source,
+        graph=graph,
+        captures=tuple(next(rest) for _ in range(num_captures)),
+        scalars=scalars,
+        specialised=specialised,
+        source=source,
     )
 
 
@@ -152,10 +154,7 @@ def problem_of(facts: Facts, tensors: list[Any]) -> AttentionProblem:
     q, k, v, sink = next(rest), next(rest), next(rest), next(rest)
     scale = next(rest) if facts.scale is _PLACE else facts.scale
     softcap = next(rest) if facts.softcap is _PLACE else facts.softcap
-    mods: list[TracedMod | None] = []
-    for mod, num in zip(facts.mods, facts.num_captures, strict=True):
-        captures = tuple(next(rest) for _ in range(num))
-        mods.append(mod if mod is None or not num else _with_captures(mod, captures))
+    mods = [_mod_of(mod, rest) for mod in facts.mods]
     lists = None if facts.lists is None else _lists_of(facts.lists, rest)
     varlen = None if facts.lengths is None else _varlen_of(facts.lengths, rest)
     return AttentionProblem(
