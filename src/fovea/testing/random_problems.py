@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fovea.problem import AttentionProblem
 from fovea.testing.inputs import Shape, normal
 from fovea.testing.masks import block_mask_of, random_states
 from fovea.testing.problems import dense_problem, varlen_problem
+
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +102,7 @@ def _random_options(
     return options
 
 
-_MASKS: Sequence[Callable[..., Any]] = (
+_MASKS: Sequence[MaskMod] = (
     lambda b, h, q, k: (q + 2 * k + h) % 3 != 0,
     lambda b, h, q, k: (q // 8 == k // 8) | (k < b),
     lambda b, h, q, k: q % 5 != 1,
@@ -108,22 +112,21 @@ _MASKS: Sequence[Callable[..., Any]] = (
 
 def _random_score_mod(
     draw: random.Random, shape: Shape, dtype: torch.dtype, limits: Limits
-) -> Callable[..., Any]:
+) -> ScoreMod:
     """Return a score_mod; what it captures requires grad in half of the draws."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     needs = limits.has_gradients and draw.random() < 0.5
     slopes = normal((shape.heads_q,), seed=1, dtype=wide).requires_grad_(needs)
     table = normal((shape.q[1] + shape.k[1] + 1,), seed=2, dtype=wide).requires_grad_(needs)
     middle = shape.q[1]
-    return draw.choice(
-        (
-            lambda s, b, h, q, k: s + 0.25 * slopes[h] * (k - q),
-            lambda s, b, h, q, k: s * 0.5 + table[k - q + middle],
-            lambda s, b, h, q, k: torch.where((q + k) % 4 == 1, -float("inf"), s * slopes[h]),
-            lambda s, b, h, q, k: torch.tanh(s) * table[k] + table[-1 - q],
-            lambda s, b, h, q, k: table[k] * 1.0 + b,
-        )
+    mods: tuple[ScoreMod, ...] = (
+        lambda s, b, h, q, k: s + 0.25 * slopes[h] * (k - q),
+        lambda s, b, h, q, k: s * 0.5 + table[k - q + middle],
+        lambda s, b, h, q, k: torch.where((q + k) % 4 == 1, -float("inf"), s * slopes[h]),
+        lambda s, b, h, q, k: torch.tanh(s) * table[k] + table[-1 - q],
+        lambda s, b, h, q, k: table[k] * 1.0 + b,
     )
+    return draw.choice(mods)
 
 
 def _random_block_mask(draw: random.Random, shape: Shape) -> Any:
