@@ -33,6 +33,14 @@ _MODULES = frozenset(
 )
 _IMPORTS = frozenset(("torch", "math", "torch.nn.functional", "operator"))
 _FORBIDDEN = frozenset(("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "LOAD_NAME", "IMPORT_FROM"))
+# Names through which code reads what no survey sees: torch's global state, other scopes, the world.
+_STATE_PREFIXES = ("is_", "are_", "get_", "_is_", "_get_")
+_STATELESS = frozenset(
+    ("is_tensor", "is_floating_point", "is_complex", "is_cuda", "is_nonzero", "get_device")
+)
+_WORLD = frozenset(
+    ("globals", "locals", "vars", "eval", "exec", "open", "input", "__import__", "dir", "id")
+)
 _PLAIN = (bool, str, bytes, type(None), torch.dtype, torch.device)
 _LIMIT = 1024
 
@@ -91,6 +99,7 @@ def code_facts(code: types.CodeType) -> CodeFacts:
         stack += [
             constant for constant in current.co_consts if isinstance(constant, types.CodeType)
         ]
+        is_checkable = is_checkable and not any(reads_state(name) for name in current.co_names)
         for instruction in dis.get_instructions(current):
             if instruction.opname == "LOAD_GLOBAL":
                 names[instruction.argval] = None
@@ -101,6 +110,12 @@ def code_facts(code: types.CodeType) -> CodeFacts:
     facts = CodeFacts(code, tuple(names), is_checkable, _attribute_chains(code))
     _facts[id(code)] = facts
     return facts
+
+
+def reads_state(name: str) -> bool:
+    """Return whether a name may give access to state that a survey does not see."""
+    is_state = name.startswith(_STATE_PREFIXES) and name not in _STATELESS
+    return is_state or name in _WORLD
 
 
 def _attribute_chains(code: types.CodeType) -> dict[str, tuple[tuple[str, ...], ...]]:

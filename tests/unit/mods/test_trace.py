@@ -328,6 +328,22 @@ class Settings:
     scale = 2.0
 
 
+def test_trace_that_reads_global_state_is_not_reused() -> None:
+    def by_grad(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return s * 2 if torch.is_grad_enabled() else s
+
+    def by_globals(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return s * globals()["GLOBAL_WINDOW"]
+
+    assert [value(trace_score_mod(mod)) for mod in (by_grad, by_globals)] == [4.0, 6.0]
+    globals()["GLOBAL_WINDOW"] = 4
+    try:
+        with torch.no_grad():
+            assert [value(trace_score_mod(mod)) for mod in (by_grad, by_globals)] == [2.0, 8.0]
+    finally:
+        globals()["GLOBAL_WINDOW"] = 3
+
+
 def test_trace_of_object_used_as_a_whole_is_not_reused() -> None:
     class Holder:
         window = 3
