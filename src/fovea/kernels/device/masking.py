@@ -1,6 +1,6 @@
 """Masking of score fragments by position: diagonal, window and lengths.
 
-Lives here: the limits of a row and their application to registers. Not here: user masks
+Lives here: the limits of a row and the test of a register against them. Not here: user masks
 (`mods.py`) and which tiles need masking (`tiling/bounds.py`). Invariant: a row's visible columns by
 position form one interval, so two compares per register are all there is.
 """
@@ -10,8 +10,6 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 
-from fovea.kernels.device.softmax import columns_per_thread, register_idx
-from fovea.kernels.device.values import select
 from fovea.plan.features import ForwardFeatures
 
 
@@ -77,31 +75,33 @@ def tile_span(
     )
 
 
-def mask_row(
-    acc: cute.Tensor,
-    row: int,
-    q_idx: cutlass.Int32,
-    first_column: cutlass.Int32,
-    band: Band,
-    features: ForwardFeatures,
-) -> None:
-    """Set a row's registers outside the band to -inf.
+class RowLimits(NamedTuple):
+    """Visible columns of a row, relative to a thread's first register; None = no limit there."""
 
-    `first_column` is the key of this thread's first register. The limits are made relative to it
-    once, so that each register is compared with a constant.
+    begin: cutlass.Int32 | None
+    end: cutlass.Int32
+
+
+def row_limits(
+    q_idx: cutlass.Int32, first_column: cutlass.Int32, band: Band, features: ForwardFeatures
+) -> RowLimits:
+    """Return a row's limits by position in a tile.
+
+    `first_column` is the key of this thread's first register. Relative to it, each register is
+    compared with a constant.
     """
     end_key = band.seqlen_kv
     if features.limit_right:
         end_key = cutlass.min(end_key, q_idx + band.offset + band.right + 1)
-    end = end_key - first_column
-    begin = cutlass.Int32(0)
+    begin = None
     if features.limit_left:
         begin = q_idx + band.offset - band.left - first_column
-    minus_inf = cutlass.Float32(-cutlass.Float32.inf)
-    for column in range(columns_per_thread(acc)):
-        idx = register_idx(row, column)
-        position = column_of_register(column)
-        hidden = end <= position
-        if features.limit_left:
-            hidden = hidden | (begin > position)
-        acc[idx] = select(hidden, minus_inf, acc[idx])
+    return RowLimits(begin, cutlass.Int32(end_key - first_column))
+
+
+def inside(limits: RowLimits, column_offset: int) -> list[cutlass.Boolean]:
+    """Return the tests of one register."""
+    tests = [limits.end > column_offset]
+    if limits.begin is not None:
+        tests.append(limits.begin <= column_offset)
+    return tests

@@ -91,6 +91,23 @@ class ModEvaluator:
         self._values: dict[tuple[Any, ...], Value] = {}
         self._affines: dict[tuple[Any, ...], Affine | None] = {}
 
+    @property
+    def loads_by_key(self) -> int:
+        """How many captured values depend on the key alone."""
+        return len(self._loads_by_key())
+
+    def _loads_by_key(self) -> list[int]:
+        return [
+            i
+            for i, node in enumerate(self._nodes)
+            if node.op == "load" and self._depends[i] == {"kv_idx"}
+        ]
+
+    def prefetch(self, position: Position) -> None:
+        """Load what depends on a column's key alone, for both rows."""
+        for node_idx in self._loads_by_key():
+            self._value(node_idx, position, None, (), {})
+
     def score(self, score: cutlass.Float32, position: Position) -> cutlass.Float32:
         """Return the modified score."""
         return cast(self._result(position, score), "f32")

@@ -11,7 +11,7 @@ import cutlass
 import cutlass.cute as cute
 
 from fovea.kernels.device.kv_walk import Visit, Walk
-from fovea.kernels.device.masking import Band, column_of_register, mask_row
+from fovea.kernels.device.masking import Band, RowLimits, column_of_register, inside, row_limits
 from fovea.kernels.device.mods import ModEvaluator, ModTable, Position
 from fovea.kernels.device.softmax import (
     ROWS_PER_THREAD,
@@ -22,7 +22,8 @@ from fovea.kernels.device.values import select
 from fovea.plan.numerics import LOG2_E
 from fovea.plan.roles import WARP_SIZE
 
-_LOADS_IN_FLIGHT = 16  # columns of a row whose captured values may be on their way at once
+# Captured values that may wait in registers for S; more would spill.
+_PREFETCHED_REGISTERS = 32
 
 
 class Scalars(NamedTuple):
@@ -69,78 +70,94 @@ def exponent_scale(plan, scalars: Scalars) -> cutlass.Float32:
     return cutlass.Float32(LOG2_E) if plan.features.modifies_score else scalars.scale_log2
 
 
-@cute.jit
+class TileMods(NamedTuple):
+    """The mods of a variant, ready for the registers of one KV tile; None where there is none."""
+
+    score_mod: ModEvaluator | None
+    mask_mod: ModEvaluator | None
+    block_mask_mod: ModEvaluator | None
+    first_column: cutlass.Int32  # the key of this thread's first register
+    is_partial: cutlass.Boolean
+
+
+def prepare_tile(
+    plan, acc: cute.Tensor, context: ScoreContext, at: Visit, *, masked: bool
+) -> TileMods:
+    """Start what does not wait for S: loads of captured tensors that depend on the key alone.
+
+    Called while the product that makes S is in flight, so their latency hides behind it.
+    """
+    features = plan.features
+    names = ["score_mod", "mask_mod", *(["block_mask_mod"] if masked else [])]
+    evaluators: dict[str, ModEvaluator | None] = dict.fromkeys(TileMods._fields[:3])
+    first_column = at.n_idx * plan.tile_n + context.lane_column
+    budget = _PREFETCHED_REGISTERS
+    for name in names:
+        graph = getattr(features, name)
+        if graph is None:
+            continue
+        evaluator = ModEvaluator(
+            graph, getattr(context.mods, name), wide_integers=features.wide_integers
+        )
+        needed = evaluator.loads_by_key * columns_per_thread(acc)
+        if needed <= budget:
+            budget -= needed
+            for column in range(columns_per_thread(acc)):
+                evaluator.prefetch(_position(context, 0, column, first_column))
+        evaluators[name] = evaluator
+    return TileMods(**evaluators, first_column=first_column, is_partial=at.is_partial)
+
+
 def apply_score(
-    plan: cutlass.Constexpr,
-    acc: cute.Tensor,
-    context: ScoreContext,
-    at: Visit,
-    masked: cutlass.Constexpr,
-):
+    plan, acc: cute.Tensor, context: ScoreContext, mods: TileMods, *, masked: bool
+) -> None:
     """Turn q.k registers of one KV tile into masked scores in place."""
     features = plan.features
-    first_column = at.n_idx * plan.tile_n + context.lane_column
-    if cutlass.const_expr(features.modifies_score):
-        _modify(plan, acc, context, first_column)
-    if cutlass.const_expr(features.mask_mod is not None):
-        _apply_mask_mod(plan, acc, context, first_column, "mask_mod")
-    if cutlass.const_expr(masked):
-        if cutlass.const_expr(features.block_mask_mod is not None):
-            if at.is_partial:
-                _apply_mask_mod(plan, acc, context, first_column, "block_mask_mod")
-        for row in cutlass.range_constexpr(ROWS_PER_THREAD):
-            q_idx = context.q_idx + 8 * row
-            mask_row(acc, row, q_idx, first_column, context.band, features)
-
-
-def _modify(
-    plan,
-    acc: cute.Tensor,
-    context: ScoreContext,
-    first_column: cutlass.Int32,
-) -> None:
-    """Apply scale, softcap and score_mod to every register."""
-    features = plan.features
-    evaluator = None
-    if features.score_mod is not None:
-        evaluator = ModEvaluator(
-            features.score_mod, context.mods.score_mod, wide_integers=features.wide_integers
-        )
+    tests = _Tests(plan, context, mods, masked=masked)
+    minus_inf = cutlass.Float32(-cutlass.Float32.inf)
     # Columns outside: what depends on the column alone lives for two registers, not for all.
     for column in range(columns_per_thread(acc)):
         for row in range(ROWS_PER_THREAD):
             idx = register_idx(row, column)
-            score = acc[idx] * context.scalars.scale
+            score = acc[idx]
+            position = _position(context, row, column, mods.first_column)
+            if features.modifies_score:
+                score = score * context.scalars.scale
             if features.softcap:
                 score = soft_cap(score, context.scalars.softcap)
-            if evaluator is not None:
-                position = _position(context, row, column, first_column)
-                score = evaluator.score(score, position)
-            acc[idx] = score
+            if mods.score_mod is not None:
+                score = mods.score_mod.score(score, position)
+            visible = tests.visible(position)
+            acc[idx] = score if visible is None else select(visible, score, minus_inf)
 
 
-def _apply_mask_mod(
-    plan,
-    acc: cute.Tensor,
-    context: ScoreContext,
-    first_column: cutlass.Int32,
-    name: str,
-) -> None:
-    """Set registers that a mask_mod hides to -inf."""
-    evaluator = ModEvaluator(
-        getattr(plan.features, name),
-        getattr(context.mods, name),
-        wide_integers=plan.features.wide_integers,
-    )
-    minus_inf = cutlass.Float32(-cutlass.Float32.inf)
-    for column in range(columns_per_thread(acc)):
-        if column % _LOADS_IN_FLIGHT == 0:
-            # Keeps the compiler from starting every load of captured tensors at once, and spilling.
-            cute.arch.sync_warp()
-        for row in range(ROWS_PER_THREAD):
-            idx = register_idx(row, column)
-            visible = evaluator.mask(_position(context, row, column, first_column))
-            acc[idx] = select(visible, acc[idx], minus_inf)
+class _Tests:
+    """Whether a register's position is visible: user masks and limits by position, as one test."""
+
+    def __init__(self, plan, context: ScoreContext, mods: TileMods, *, masked: bool) -> None:
+        self._mods = mods
+        self._limits: list[RowLimits] | None = None
+        if masked:
+            self._limits = [
+                row_limits(context.q_idx + 8 * row, mods.first_column, context.band, plan.features)
+                for row in range(ROWS_PER_THREAD)
+            ]
+
+    def visible(self, position: Position) -> cutlass.Boolean | None:
+        """Return the test of one register, None where there is nothing to test."""
+        mods = self._mods
+        found: list[cutlass.Boolean] = []
+        if mods.mask_mod is not None:
+            found.append(mods.mask_mod.mask(position))
+        if mods.block_mask_mod is not None:
+            is_full = mods.is_partial ^ cutlass.Boolean(True)
+            found.append(mods.block_mask_mod.mask(position) | is_full)
+        if self._limits is not None:
+            found.extend(inside(self._limits[position.row], position.column_offset))
+        result: cutlass.Boolean | None = None
+        for test in found:
+            result = test if result is None else result & test
+        return result
 
 
 def _position(

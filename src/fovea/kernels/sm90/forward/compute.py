@@ -26,6 +26,7 @@ from fovea.kernels.device.score import (
     apply_score,
     exponent_scale,
     make_score_context,
+    prepare_tile,
 )
 from fovea.kernels.device.softmax import (
     ROWS_PER_THREAD,
@@ -106,6 +107,7 @@ def run(
     q_use = cutlass.Int32(0) + consumer
     kv_use = cutlass.Int32(0)
     use = cutlass.Int32(0)
+    staged = cutlass.Int32(-1)
     work = receive(shared.work, use, plan.work_edge)
     while work.tile_number != STOP:
         walk = work.walk
@@ -118,7 +120,7 @@ def run(
             q_stage=stage_of(q_use, plan.q_edge),
         )
         wait_full(shared.q, q_use, plan.q_edge)
-        _main_loop(plan, context, walk, kv_use, work.is_redo, consumer)
+        _main_loop(plan, context, walk, kv_use, work.is_redo, consumer, staged)
         finish = epilogue.Finish(
             walk=walk,
             first_row=first_row,
@@ -129,11 +131,13 @@ def run(
             q_stage=stage_of(q_use, plan.q_edge),
         )
         epilogue.run(plan, outputs, scalars, shared, products, state, problem.band, finish)
+        staged = epilogue.staged_after(plan, finish)
         release_work(shared.work, use, plan.work_edge)
         kv_use += walk.visits
         q_use += plan.num_consumers
         use += 1
         work = receive(shared.work, use, plan.work_edge)
+    epilogue.free_staged(plan, shared, staged)
 
 
 @cute.jit
@@ -144,8 +148,12 @@ def _main_loop(
     first_use: cutlass.Int32,
     is_redo: cutlass.Int32,
     consumer: cutlass.Int32,
+    staged: cutlass.Int32,
 ):
-    """Compute one query tile's unnormalised output; `first_use` counts the KV tiles before it."""
+    """Compute one query tile's unnormalised output; `first_use` counts the KV tiles before it.
+
+    `staged` is where the output before this one may still be on its way out.
+    """
     state = context.state
     state.row_max.fill(-cutlass.Float32.inf)
     state.row_sum.fill(0.0)
@@ -153,6 +161,7 @@ def _main_loop(
     context.products.acc_o.fill(0.0)
     if walk.visits > 0:
         _first_step(plan, context, walk, first_use)
+        epilogue.free_staged(plan, context.shared, staged)
         plain_steps = cutlass.Int32(0)
         for visit in cutlass.range(1, walk.visits, unroll=1):
             use = first_use + visit
@@ -170,6 +179,8 @@ def _main_loop(
                 # Only the tile at the end of the keys is cut, and the first step had that.
                 _step(plan, context, at, use, consumer, plain_steps, False)
         _last_product(plan, context, first_use + walk.visits - 1)
+    else:
+        epilogue.free_staged(plan, context.shared, staged)
 
 
 def _visit_at(
@@ -210,9 +221,11 @@ def _first_step(plan: cutlass.Constexpr, context: StepContext, walk: Walk, use: 
     wait_full(context.shared.k, use, plan.k_edge)
     at = _visit_at(plan, context, walk, cutlass.Int32(0), use)
     _issue_scores(plan, context, use)
+    acc_s = context.products.acc_s
+    mods = prepare_tile(plan, acc_s, context.score, at, masked=True)
     warpgroup.wait_group(0)
     release(context.shared.k, use, plan.k_edge)
-    apply_score(plan, context.products.acc_s, context.score, at, masked=True)
+    apply_score(plan, acc_s, context.score, mods, masked=True)
     _online_softmax(plan, context, cutlass.Int32(0))
     _store_p(context.products)
 
@@ -241,9 +254,10 @@ def _step(
     _issue_output(plan, context, use - 1)
     if cutlass.const_expr(plan.is_pingpong):
         _pass_turn(plan, consumer)
+    mods = prepare_tile(plan, products.acc_s, context.score, at, masked=online)
     warpgroup.wait_group(1)
     release(shared.k, use, plan.k_edge)
-    apply_score(plan, products.acc_s, context.score, at, masked=online)
+    apply_score(plan, products.acc_s, context.score, mods, masked=online)
     if cutlass.const_expr(online or not plan.is_optimistic):
         factors = _online_softmax(plan, context, after_plain)
         warpgroup.wait_group(0)

@@ -217,9 +217,38 @@ def _store_output(plan: cutlass.Constexpr, outputs: Outputs, shared: SharedTiles
         )
         cute.copy(outputs.atom_o, tOsO, tOgO)
         cute.arch.cp_async_bulk_commit_group()
+    if cutlass.const_expr(plan.q_buffers == 1):
+        _free(shared, finish.q_stage)
+
+
+def staged_after(plan, finish: Finish) -> cutlass.Int32:
+    """Return the stage that `free_staged` has to free later, or -1.
+
+    With a second Q buffer nobody waits for this one yet, and the copy engine needs a while to read
+    it: asking later costs nothing. A redo has staged nothing and freed its stage itself.
+    """
+    none = cutlass.Int32(-1)
+    if plan.q_buffers == 1:
+        return none
+    return select(finish.is_redo == 0, finish.q_stage, none)
+
+
+@cute.jit
+def free_staged(plan: cutlass.Constexpr, shared: SharedTiles, staged: cutlass.Int32):
+    """Free the stage of the output before, once it has left shared memory. Signals: q_empty."""
+    if cutlass.const_expr(plan.q_buffers > 1):
+        if staged >= 0:
+            _free(shared, staged)
+
+
+@cute.jit
+def _free(shared: SharedTiles, stage: cutlass.Int32):
+    """Wait until the copy engine has read a stage, then hand it back. The storing warp acts."""
+    warp_in_group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
+    if warp_in_group == 0:
         cute.arch.cp_async_bulk_wait_group(0, read=True)
         if cute.arch.lane_idx() == 0:
-            cute.arch.mbarrier_arrive(shared.q.empty + finish.q_stage)
+            cute.arch.mbarrier_arrive(shared.q.empty + stage)
 
 
 def _warpgroup_barrier(consumer: cutlass.Int32) -> None:
