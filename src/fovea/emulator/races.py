@@ -15,7 +15,7 @@ Lives here: clocks, shadow, the judgement. Not here: which instruction joins wha
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -175,7 +175,7 @@ class Shadow:
 
     def _cell_of(self, cells: Any, position: int) -> int:
         if isinstance(cells, slice):
-            return int(cells.start or 0) + position
+            return int(cast(Any, cells).start) + position
         return int(np.ravel(cells)[position])
 
     def _raise(

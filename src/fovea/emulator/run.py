@@ -10,11 +10,12 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from fovea.emulator.errors import LaunchError
+from fovea.emulator.isa.instruction import Array
 from fovea.emulator.machine.grid import Machine, check_geometry
 from fovea.emulator.machine.memory import CONST_WINDOW, GlobalMemory, Segment
 from fovea.emulator.options import Options
@@ -77,7 +78,7 @@ class Module:
         """Return the size in bytes of each parameter of a kernel."""
         return tuple(p.size for p in self._layout.kernel(kernel).parameters)
 
-    def global_variable(self, name: str) -> np.ndarray:
+    def global_variable(self, name: str) -> Array:
         """Return the bytes of a `.global` variable; writing them changes the variable."""
         return self._layout.global_arrays[name]
 
@@ -113,18 +114,27 @@ class Module:
         """
         options = options or Options()
         found = self._layout.kernel(kernel, options.tensor_load_wait)
-        shape = tuple(_three(name, dim) for name, dim in
-                      (("grid", grid), ("block", block), ("cluster", cluster)))  # fmt: skip
-        if shape[2] == (1, 1, 1) and found.required_cluster:
-            shape = (*shape[:2], _three("cluster", found.required_cluster))
-        check_geometry(*shape)
-        _check_kernel_geometry(found, shape[1], shape[2])
+        grid_shape, block_shape = _three("grid", grid), _three("block", block)
+        cluster_shape = _three("cluster", cluster)
+        if cluster_shape == (1, 1, 1) and found.required_cluster:
+            cluster_shape = _three("cluster", found.required_cluster)
+        check_geometry(grid_shape, block_shape, cluster_shape)
+        _check_kernel_geometry(found, block_shape, cluster_shape)
         memory = memory or GlobalMemory()
         parameters = _pack(found, args, memory)
         total = self._total_shared(found, shared_bytes)
         for name, array in self._layout.global_arrays.items():
             memory.register_bytes(array, array.ctypes.data, f"variable {name}")
-        machine = Machine(found.program, memory, options, *shape, parameters, total)
+        machine = Machine(
+            found.program,
+            memory,
+            options,
+            grid_shape,
+            block_shape,
+            cluster_shape,
+            parameters,
+            total,
+        )
         machine.constants = Segment(
             "the constant bank", "const", self._layout.constants, CONST_WINDOW
         )
@@ -163,13 +173,13 @@ def load_ptx(text: str) -> Module:
     return Module(text)
 
 
-def host_memory(address: int, size: int) -> np.ndarray:
+def host_memory(address: int, size: int) -> Array:
     """Return `size` bytes of this process at `address` as an array (no copy)."""
     return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
 
-def _three(name: str, dim: Dim) -> tuple[int, int, int]:
-    values = (dim,) if isinstance(dim, int | np.integer) else tuple(dim)
+def _three(name: str, dim: Any) -> tuple[int, int, int]:
+    values: tuple[Any, ...] = (dim,) if isinstance(dim, int | np.integer) else tuple(dim)
     if not 1 <= len(values) <= 3 or not all(isinstance(v, int | np.integer) for v in values):
         raise LaunchError(f"{name}={dim!r} must be an int or up to three ints")
     padded = (*(int(v) for v in values), 1, 1)
@@ -190,7 +200,7 @@ def _check_kernel_geometry(
         raise LaunchError(f"cluster={cluster}, but {kernel.name} has .reqnctapercluster {wanted}")
 
 
-def _pack(kernel: Kernel, args: Sequence[Any], memory: GlobalMemory) -> np.ndarray:
+def _pack(kernel: Kernel, args: Sequence[Any], memory: GlobalMemory) -> Array:
     if len(args) != len(kernel.parameters):
         raise LaunchError(
             f"kernel {kernel.name} has {len(kernel.parameters)} parameters, args has {len(args)}"
@@ -212,19 +222,20 @@ def _argument_bytes(position: int, parameter: Parameter, value: Any, memory: Glo
         if len(value) != parameter.size:
             raise LaunchError(f"{label} has {len(value)} bytes, the parameter has {parameter.size}")
         return bytes(value)
-    if isinstance(value, np.ndarray) and value.ndim:
-        if not value.flags.c_contiguous:
+    if isinstance(value, np.ndarray) and cast(Array, value).ndim:
+        array = cast(Array, value)
+        if not array.flags.c_contiguous:
             raise LaunchError(f"{label} must be a C-contiguous array")
-        value = memory.register(value, label)
+        value = memory.register(array, label)
     if parameter.is_array and parameter.size != 8:
         raise LaunchError(
             f"{label} is a parameter of {parameter.size} bytes: pass bytes of that size"
         )
-    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):
-        raw = value.tobytes()
+    if isinstance(value, np.generic | np.ndarray):  # an array here has no dimensions
+        raw = cast(Array, value).tobytes()
         if len(raw) == parameter.size:
             return raw
-        value = value.item()
+        value = cast(Any, value).item()
     dtype = numpy_dtype(parameter.type)
     if dtype.kind == "f" and isinstance(value, int | float):
         return np.array(value, dtype).tobytes()

@@ -21,11 +21,12 @@ Combine = Callable[[Array, Array], Array]
 
 
 def _wrap_increment(old: Array, limit: Array) -> Array:
-    return np.where(old >= limit, old.dtype.type(0), old + old.dtype.type(1))
+    one = np.ones(1, old.dtype)
+    return np.where(old >= limit, one - one, old + one)
 
 
 def _wrap_decrement(old: Array, limit: Array) -> Array:
-    return np.where((old == 0) | (old > limit), limit, old - old.dtype.type(1))
+    return np.where((old == 0) | (old > limit), limit, old - np.ones(1, old.dtype))
 
 
 def _add_f32(old: Array, new: Array) -> Array:

@@ -319,7 +319,9 @@ def _barrier_threads(w: Any, mask: Array) -> int:
     return int(np.count_nonzero(mask | w.exited))
 
 
-def _named(ins: Instruction, is_waiting: bool, value: Any = None, finish: Any = None) -> Action:
+def _named(
+    ins: Instruction, is_waiting: bool, value: Action | None = None, finish: Any = None
+) -> Action:
     """Return the action of `bar.sync`, `bar.arrive` and `bar.red`."""
     number = ins.uniform("a", "u32")
     amount = ins.uniform("b", "u32") if "b" in ins.operands else None
@@ -391,7 +393,10 @@ def bar_red_popc(ins: Instruction) -> Decoded:
     def finish(w: Any, mask: Array, values: list[int]) -> None:
         write(w, mask, np.full(LANES, sum(values), np.uint32))
 
-    return _named(ins, True, lambda w, mask: int(np.count_nonzero(read(w)[mask])), finish)
+    def value(w: Any, mask: Array) -> int:
+        return int(np.count_nonzero(read(w)[mask]))
+
+    return _named(ins, True, value, finish)
 
 
 @instruction(

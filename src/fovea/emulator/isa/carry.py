@@ -4,13 +4,22 @@ Lives here: instructions that read or write the carry flag. Invariant: the flag 
 warp; only these instructions touch it. Source: PTX ISA 9.7.2.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from fovea.emulator.errors import UninitialisedRead
 from fovea.emulator.isa import instruction
-from fovea.emulator.isa.instruction import ALL_LANES, Action, Array, Decoded, Instruction, merge
+from fovea.emulator.isa.instruction import (
+    ALL_LANES,
+    Action,
+    Array,
+    Decoded,
+    Instruction,
+    LaneFunction,
+    merge,
+)
 from fovea.emulator.ptx.types import LANES, numpy_dtype
 
 _FLAG = "carry"
@@ -30,7 +39,7 @@ def _write_flag(w: Any, mask: Array, values: list[int]) -> None:
     w.state[_FLAG] = flag if mask is ALL_LANES else merge(mask, flag, old)
 
 
-def _extended(ins: Instruction, names: str, combine: Any, has_carry_in: bool) -> Action:
+def _extended(ins: Instruction, names: str, combine: LaneFunction, has_carry_in: bool) -> Action:
     """Return the action: `combine(values..., carry) -> (unbounded result)` of unsigned ints."""
     bits = int(ins["type"][1:])
     raw = f"u{bits}"
@@ -38,11 +47,12 @@ def _extended(ins: Instruction, names: str, combine: Any, has_carry_in: bool) ->
     write = ins.write("d", raw)
     sets_flag = ins.has("cc")
     full = (1 << bits) - 1
+    apply: Callable[..., int] = combine
 
     def run(w: Any, mask: Array) -> None:
         carries = _read_flag(ins, w) if has_carry_in else [0] * LANES
         columns = [read(w).tolist() for read in reads]
-        sums = [combine(*values, carry) for *values, carry in zip(*columns, carries)]
+        sums = [apply(*values, carry) for *values, carry in zip(*columns, carries)]
         write(w, mask, np.array([total & full for total in sums], numpy_dtype(raw)))
         if sets_flag:
             _write_flag(w, mask, [int(not 0 <= total <= full) for total in sums])

@@ -14,7 +14,7 @@ from fovea.emulator.async_engine import Operation
 from fovea.emulator.errors import Misaligned, OutOfBounds
 from fovea.emulator.isa import instruction
 from fovea.emulator.isa.barrier import barrier_at, lanes_of
-from fovea.emulator.isa.instruction import Array, Decoded, Instruction
+from fovea.emulator.isa.instruction import Array, Decoded, Instruction, Read
 from fovea.emulator.machine.memory import RANK_SHIFT
 from fovea.emulator.machine.warp import Wait
 
@@ -58,13 +58,17 @@ def cp_async(ins: Instruction) -> Decoded:
     return run
 
 
-def _source_size(ins: Instruction) -> Decoded:
+def _source_size(ins: Instruction) -> Read | None:
     """Return the reader of src-size; a predicate there means `ignore-src`."""
     if "src-size" not in ins.operands:
         return None
     if ins.type_of("src-size") == "pred":
         ignore, size = ins.read("src-size", "pred"), ins.immediate("size")
-        return lambda w: np.where(ignore(w), 0, size)
+
+        def read(w: Any) -> Array:
+            return np.where(ignore(w), 0, size)
+
+        return read
     return ins.read("src-size", "u32")
 
 

@@ -424,8 +424,12 @@ def rcp_f64(ins: Instruction) -> Inline:
 @instruction("abs.f64 d, a", "neg.f64 d, a", source="PTX ISA 9.7.3.9-10", evidence="manual-only")
 def abs_neg_f64(ins: Instruction) -> Inline:
     """d = |a| or -a in double precision; a NaN is passed on."""
-    change = np.abs if ins.opcode.startswith("abs") else np.negative
-    return _apply(ins, lambda a: np.where(np.isnan(a), a, change(a)), "a", "f64")
+    change: Callable[[Array], Array] = np.abs if ins.opcode.startswith("abs") else np.negative
+
+    def function(a: Array) -> Array:
+        return np.where(np.isnan(a), a, change(a))
+
+    return _apply(ins, function, "a", "f64")
 
 
 @instruction("min.f64 d, a, b", "max.f64 d, a, b", source="PTX ISA 9.7.3.11-12",

@@ -265,7 +265,11 @@ def minimum_maximum_16x2(ins: Instruction) -> Inline:
 def sad(ins: Instruction) -> Inline:
     """d = c + |a - b|."""
     t = ins["type"]
-    return _call(ins, lambda a, b, c: c + np.where(a < b, b - a, a - b), "a b c", t, t)
+
+    def function(a: Array, b: Array, c: Array) -> Array:
+        return c + np.where(a < b, b - a, a - b)
+
+    return _call(ins, function, "a b c", t, t)
 
 
 # --- bits ---------------------------------------------------------------------------------------
@@ -391,7 +395,8 @@ def bmsk(ins: Instruction) -> Inline:
 
 def _find_nth(mask: Array, base: Array, offset: Array) -> Array:
     result: list[int] = []
-    for bits, start, count in zip(mask.tolist(), base.tolist(), offset.tolist()):
+    lanes: list[tuple[int, int, int]] = list(zip(mask.tolist(), base.tolist(), offset.tolist()))
+    for bits, start, count in lanes:
         places = [p for p in range(32) if bits >> p & 1]
         if count == 0:
             found = start if bits >> (start & 31) & 1 else -1

@@ -292,7 +292,8 @@ def _ld_parameter(ins: Instruction, memory: syntax.Memory, ptx_type: str, count:
         access = w.touch(ins, mask)
         lane = zeros[:1] + np.uint64(offset)
         values = w.machine.parameters.load(lane, item, count, access)
-        write_all(w, mask, np.repeat(values, LANES, axis=1))
+        columns: Array = np.repeat(values, LANES, axis=1)
+        write_all(w, mask, columns)
 
     return run
 

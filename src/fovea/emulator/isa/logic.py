@@ -4,6 +4,8 @@ Source: PTX ISA 9.7.8 (logic and shift) and 9.7.9.7 (prmt). Invariant: shift amo
 register width, as the manual says, where numpy would leave them undefined.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from fovea.emulator.isa import instruction
@@ -162,7 +164,7 @@ def _permute(a: Array, b: Array, selector: Array) -> Array:
     return np.where(fields & 8, signs, chosen).astype(np.uint8).view(np.uint32).ravel()
 
 
-_PRMT_MODES = {
+_PRMT_MODES: dict[str, Callable[[int], list[int]]] = {
     "f4e": lambda s: [s, s + 1, s + 2, s + 3],
     "b4e": lambda s: [s, s - 1, s - 2, s - 3],
     "rc8": lambda s: [s, s, s, s],

@@ -67,11 +67,6 @@ def _comparison(ins: Instruction, ptx_type: str) -> str:
     return f"{bind(_ORDERED[name], 'cmp')}({a}, {b})"
 
 
-def _raw(ptx_type: str) -> str:
-    """Return the type operands are read as: halves as raw bits."""
-    return "b16" if ptx_type in ("f16", "bf16") else ptx_type
-
-
 @instruction("setp.CmpOp.type p|q, a, b", "setp.CmpOp.BoolOp.type p|q, a, b, c",
              source="PTX ISA 9.7.6.2", evidence="manual-only", CmpOp=_INTEGER,
              BoolOp="and or xor", type=_INTEGER_TYPES)  # fmt: skip

@@ -4,6 +4,7 @@ Source: PTX ISA 9.7.9.5-6, 9.7.13.9-12. Invariant: a `.sync` form whose member m
 the lanes that execute it together is a fault, not a silent guess.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -161,7 +162,7 @@ def elect_sync(ins: Instruction) -> Decoded:
     def run(w: Any, mask: Array) -> None:
         check_members(ins, w, mask, read_members(w))
         leader = 0 if mask is ALL_LANES else int(mask.argmax())
-        write_p(w, mask, leader == _LANE)
+        write_p(w, mask, np.equal(_LANE, leader))
         write_d(w, mask, np.full(LANES, leader, np.uint32))
 
     return run
@@ -212,14 +213,15 @@ def redux_sync(ins: Instruction) -> Decoded:
     t = ins["type"]
     read_a, read_members = ins.read("a", t), ins.read("membermask", "u32")
     write = ins.write("d", t)
-    reduce = {
+    reducers: dict[str, Callable[[Array], Any]] = {
         "add": lambda v: v.sum(dtype=v.dtype),
         "min": np.min,
         "max": np.max,
         "and": np.bitwise_and.reduce,
         "or": np.bitwise_or.reduce,
         "xor": np.bitwise_xor.reduce,
-    }[ins["op"]]
+    }
+    reduce = reducers[ins["op"]]
 
     def run(w: Any, mask: Array) -> None:
         check_members(ins, w, mask, read_members(w))

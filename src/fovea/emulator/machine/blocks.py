@@ -46,7 +46,9 @@ class Segment:
     instructions: list[Instruction]
     full: Compiled | None = None
     masked: Compiled | None = None
-    lines: dict[str, dict[int, Instruction]] = field(default_factory=dict)
+    lines: dict[str, dict[int, Instruction]] = field(
+        default_factory=dict[str, dict[int, Instruction]]
+    )
 
 
 def leave_undefined(w: Any, slots: tuple[int, ...]) -> None:

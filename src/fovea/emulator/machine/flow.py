@@ -22,7 +22,7 @@ class Piece:
 
     start: int
     end: int
-    successors: list[int] = field(default_factory=list)
+    successors: list[int] = field(default_factory=list[int])
     meet: int = EXIT
 
 

@@ -24,6 +24,8 @@ DIVERGED = -2
 
 # (target, source, bytes) within a thread's local memory: parameters of a device function
 Copies = tuple[tuple[int, int, int], ...]
+# where each call of a device function returns to, and the results it copies then
+Calls = tuple[tuple[int, Copies], ...]
 
 
 class RegisterUnavailable(TypeError):
@@ -166,7 +168,7 @@ class Split:
         self.lanes = int(np.count_nonzero(mask))
         self.record = record
         self.wait: Wait | None = None
-        self.calls: tuple[tuple[int, Copies], ...] = ()
+        self.calls: Calls = ()
         self.polls = 0
         self.line = 0
 
@@ -233,7 +235,7 @@ class Warp:
     def local_memory(self) -> Segment:
         """Return the local memory of the warp: 32 threads one after the other."""
         if self.local is None:
-            size = self.machine.program.local_bytes
+            size: int = self.machine.program.local_bytes
             self.local = Segment("local memory", "local", np.zeros(LANES * size, np.uint8), 0)
             if self.machine.options.detect_uninitialised:
                 self.local.track_initialised()
@@ -241,7 +243,7 @@ class Warp:
 
     def observe(self, operations: Iterable[Operation]) -> None:
         """Note that the warp has waited for operations: join their clocks, deliver results."""
-        done = set()
+        done: set[Operation] = set()
         clock = self.access.clock
         for operation in operations:
             clock.join(operation.access.clock)
@@ -389,7 +391,7 @@ class Warp:
         self.splits.remove(split)
         self._settle(record, split.calls)
 
-    def _settle(self, record: Reconvergence, calls: tuple[int, ...]) -> None:
+    def _settle(self, record: Reconvergence, calls: Calls) -> None:
         if not (record.mask & ~record.arrived).any():
             part = Split(record.pc, record.mask, record.outer)
             part.calls = calls

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fovea.emulator.errors import LaunchError, PtxError
+from fovea.emulator.isa.instruction import Array
 from fovea.emulator.machine.blocks import KernelProgram
 from fovea.emulator.machine.calls import Signature
 from fovea.emulator.machine.memory import CONST_WINDOW, SHARED_RESERVED_BYTES
@@ -62,10 +63,10 @@ class Layout:
     """A module's variables at their addresses, and its kernels made on demand."""
 
     tree: syntax.ModuleSyntax
-    variables: dict[str, tuple[str, int]] = field(default_factory=dict)
-    global_arrays: dict[str, np.ndarray] = field(default_factory=dict)
-    constants: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
-    kernels: dict[tuple[str, str], Kernel] = field(default_factory=dict)
+    variables: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
+    global_arrays: dict[str, Array] = field(default_factory=dict[str, Array])
+    constants: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
+    kernels: dict[tuple[str, str], Kernel] = field(default_factory=dict[tuple[str, str], Kernel])
 
     @classmethod
     def of(cls, text: str) -> "Layout":
@@ -107,7 +108,7 @@ class Layout:
             if variable.space == "global":
                 self._initialise(self.global_arrays[variable.name], variable)
 
-    def _initialise(self, memory: np.ndarray, variable: syntax.Variable) -> None:
+    def _initialise(self, memory: Array, variable: syntax.Variable) -> None:
         dtype = numpy_dtype(variable.type)
         for position, value in enumerate(variable.initial):
             if isinstance(value, syntax.Symbol):

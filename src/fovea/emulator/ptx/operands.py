@@ -31,6 +31,11 @@ class OperandParser:
     def _token(self) -> Token:
         return self._tokens[self._at]
 
+    @property
+    def _following(self) -> str:
+        """The text of the token after the current one."""
+        return self._tokens[self._at + 1].text
+
     def _next(self) -> Token:
         token = self._tokens[self._at]
         self._at += 1
@@ -137,6 +142,14 @@ class OperandParser:
             if not isinstance(value, int) or not isinstance(right, int):
                 self._fail("constant expressions are of integers")
             value = _fold(operator, value, right)
+        return value
+
+    def _integer(self) -> int:
+        """Parse a constant expression that must be an integer."""
+        token = self._token
+        value = self._constant()
+        if not isinstance(value, int):
+            self._fail("an integer constant is needed", token)
         return value
 
     def _atom(self) -> int | float | syntax.Immediate:

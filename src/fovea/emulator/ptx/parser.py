@@ -12,7 +12,7 @@ from fovea.emulator.ptx.types import REGISTER_TYPES, is_scalar_type, size_bytes
 
 _SPACES = ("reg", "shared", "global", "const", "local", "param", "sreg")
 _LINKAGE = (".extern", ".visible", ".weak", ".common")
-_PERFORMANCE = (".maxntid", ".reqntid", ".minnctapersm", ".maxnctapersm", ".maxnreg", ".noreturn",
+_PERFORMANCE = (".pragma", ".maxntid", ".reqntid", ".minnctapersm", ".maxnctapersm", ".maxnreg", ".noreturn",
                 ".explicitcluster", ".reqnctapercluster", ".maxclusterrank", ".blocksareclusters",
                 ".unique", ".abi_preserve", ".abi_preserve_control")  # fmt: skip
 _TEXT_LIMIT = 160
@@ -106,7 +106,7 @@ class _Parser(OperandParser):
         self._is_entry_signature = False
         function = syntax.Function(token.text, is_entry, parameters, token.line, results)
         self._function = function
-        while self._token.text in _PERFORMANCE or self._token.text == ".pragma":
+        while self._token.text in _PERFORMANCE:
             name = self._next().text
             values: list[int] = []
             while self._token.kind in ("number", "string") or self._token.text == ",":
@@ -246,7 +246,7 @@ class _Parser(OperandParser):
                 self._expect("(")
                 name = self._next().text
                 self._expect(")")
-            offset = int(self._constant()) if self._accept("+") else 0
+            offset = self._integer() if self._accept("+") else 0
             return (syntax.Symbol(scope.variable(name) or name, offset),)
         value = self._constant()
         return (value.value if isinstance(value, syntax.Immediate) else value,)
@@ -271,7 +271,7 @@ class _Parser(OperandParser):
                     self._declaration(scope, is_extern=False)
                 else:
                     self._fail(f"unexpected directive {token.text}", token)
-            elif token.kind == "word" and self._tokens[self._at + 1].text == ":":
+            elif token.kind == "word" and self._following == ":":
                 self._label(scope)
             elif not self._accept(";"):
                 self._statement(scope)

@@ -19,10 +19,10 @@ class Scope:
 
     number: int
     outer: "Scope | None"
-    registers: dict[str, str] = field(default_factory=dict)
-    families: dict[str, tuple[str, int]] = field(default_factory=dict)
-    variables: dict[str, str] = field(default_factory=dict)
-    labels: set[str] = field(default_factory=set)
+    registers: dict[str, str] = field(default_factory=dict[str, str])
+    families: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
+    variables: dict[str, str] = field(default_factory=dict[str, str])
+    labels: set[str] = field(default_factory=set[str])
 
     def declare(self, name: str, ptx_type: str, count: int | None, line: int) -> None:
         """Declare a register, or the family `name0 .. name<count-1>`."""

@@ -147,11 +147,11 @@ class Function:
     is_entry: bool
     parameters: list[Variable]
     line: int
-    results: list[Variable] = field(default_factory=list)
-    body: list[Statement | LabelMark] = field(default_factory=list)
-    variables: list[Variable] = field(default_factory=list)
-    branch_targets: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    results: list[Variable] = field(default_factory=list[Variable])
+    body: list[Statement | LabelMark] = field(default_factory=list[Statement | LabelMark])
+    variables: list[Variable] = field(default_factory=list[Variable])
+    branch_targets: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    directives: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     is_defined: bool = True
 
 
@@ -162,5 +162,5 @@ class ModuleSyntax:
     version: str = ""
     target: str = ""
     address_size: int = 64
-    variables: list[Variable] = field(default_factory=list)
-    functions: dict[str, Function] = field(default_factory=dict)
+    variables: list[Variable] = field(default_factory=list[Variable])
+    functions: dict[str, Function] = field(default_factory=dict[str, Function])
