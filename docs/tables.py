@@ -41,24 +41,26 @@ def rule_tests(rule: int) -> str:
 def mods() -> str:
     """Return the gallery: each mod's picture, call and meaning, by family."""
     lines: list[str] = []
-    for title, section in gallery.SECTIONS.items():
+    for title, section in gallery.sections().items():
         lines += ["", f"## {title}", "", "| | call | meaning |", "|---|---|---|"]
         for example in section:
-            picture = f"![{example.name}](pictures/{gallery.picture_name(example)})"
-            lines.append(f"| {picture} | `{example.call}` | {mod_meaning(example.name)} |")
+            picture = f"![{example.name}](pictures/{example.name}.png)"
+            meaning = mod_meaning(gallery.function_of(example))
+            lines.append(f"| {picture} | `{example.caption}` | {meaning} |")
     helpers = ", ".join(f"`{name}`" for name in gallery.undrawn())
     lines += ["", "## Makers of tables", "", f"For the mods above: {helpers}."]
     return "\n".join(lines).strip()
 
 
 def mod_meaning(name: str) -> str:
-    """Return the first sentence and the formula of a mod's docstring, as one table cell."""
+    """Return the first sentence of a mod's docstring, and its formula, as one table cell."""
     document = inspect.getdoc(getattr(fovea.mods, name)) or ""
     summary = document.split("\n\n")[0].removeprefix("Return ").replace("\n", " ")
     formula = re.search(r"^Formula: (.*?)(?=^\S+:|\Z)", document, re.DOTALL | re.MULTILINE)
-    assert formula is not None, f"fovea.mods.{name} states no formula"
-    text = " ".join(formula[1].split()).rstrip(".").replace("`", "")
-    cell = f"{summary[0].upper()}{summary[1:]}<br>`{text}`"
+    cell = f"{summary[0].upper()}{summary[1:]}"
+    if formula is not None:
+        text = " ".join(formula[1].split()).rstrip(".").replace("`", "")
+        cell += f"<br>`{text}`"
     return cell.replace("|", "\\|")
 
 

@@ -14,7 +14,11 @@ DEVICE_FUNCTION_LINES = 120
 KERNEL_LINES = 160  # kernel.py::kernel, role dispatch only
 ARGUMENTS = 8
 
-EXEMPT_FILES: dict[str, str] = {}
+_NAMES = "a list of the library's public names, one a line"
+EXEMPT_FILES: dict[str, str] = {
+    "src/fovea/mods/__init__.py": _NAMES,
+    "src/fovea/mods/library/__init__.py": _NAMES,
+}
 EXEMPT_FUNCTIONS: dict[str, str] = {}
 _SIGNATURE = "the public signature; keyword-only after the tensors"
 _DROP_IN = "the signature of the function it stands in for"

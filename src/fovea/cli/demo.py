@@ -79,7 +79,7 @@ def _speed_and_error(console: Console, call: DemoCall, device: torch.device) -> 
     errors = {"fovea": _error(call, call.run()), "flex": _error(call, flex())}
     names = {
         "fovea": f"fovea, {backend}",
-        "flex": f"torch flex_attention, {'compiled' if is_gpu else 'uncompiled'}",
+        "flex": f"torch flex, {'compiled' if is_gpu else 'uncompiled'}",
     }
     console.print(f"[bold]Speed and error[/]  {call.text}, forward")
     table = Table(box=None, padding=(0, 1, 0, 2))
@@ -132,11 +132,9 @@ def _emulator(console: Console) -> None:
     problem = make_dense(call.q, call.k, call.v, Request(**call.keywords))
     compile_forward(problem, SM90)  # in the cache by now, unless the plan differs
     done = emulate(problem, SM90, seed=0)
+    console.print(f"[bold]Emulator[/]  that kernel's PTX, {call.text}")
     console.print(
-        f"[bold]Emulator[/]  that kernel's PTX on this CPU, {call.text}: no fault, no race"
-    )
-    console.print(
-        f"  {done.seconds:.1f} s, {done.count('instructions.')} warp instructions, "
+        f"  no fault, no race; {done.seconds:.1f} s, {done.count('instructions.')} warp instructions, "
         f"{done.count('instructions.mma')} of them wgmma, "
         f"{done.count('tensor_load_bytes') / 1024:.0f} KiB loaded by TMA"
     )

@@ -90,11 +90,11 @@ def alibi_window_document(
     doc, seqlen, device = document, len(document), document.device
 
     # begin shown
-    def bias(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return score - slope[h] * (q_idx - kv_idx)
+    def bias(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return score - slope[h] * (i - j)
 
-    def mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return (q_idx >= kv_idx) & (q_idx - kv_idx < window) & (doc[q_idx] == doc[kv_idx])
+    def mask(b: Any, h: Any, i: Any, j: Any) -> Any:
+        return (i >= j) & (i - j < window) & (doc[i] == doc[j])
 
     blocks = fovea.create_block_mask(mask, None, None, seqlen, seqlen, device)
     # end shown

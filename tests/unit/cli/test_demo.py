@@ -13,7 +13,7 @@ def test_shown_lines_are_five_and_the_call():
     lines = shown_source().splitlines()
     assert len(lines) == 6
     assert lines[-1] == CALL_LINE
-    assert all(len(line) <= 86 for line in lines)
+    assert all(len(line) <= 76 for line in lines)
 
 
 def test_shown_lines_run_and_give_the_mods_of_the_demo():
