@@ -77,7 +77,7 @@ def _reduce(operation: str, element: str, old: Any, new: Any) -> Any:
         return np.where(x >= y, np.uint32(0), x + np.uint32(1))
     if operation == "dec":
         return np.where((x == 0) | (x > y), y, x - np.uint32(1))
-    return np.minimum(x, y) if operation == "min" else np.maximum(x, y)
+    return np.where((x < y) == (operation == "min"), x, y)
 
 
 def _widen(raw: NDArray[np.uint8], element: str) -> NDArray[np.float64]:

@@ -26,7 +26,7 @@ from fovea.emulator.isa.copy_engine import (
     shared_place,
     start,
 )
-from fovea.emulator.isa.instruction import Array, Instruction
+from fovea.emulator.isa.instruction import Array, Instruction, Read
 from fovea.emulator.machine.warp import Wait
 
 _SOURCE = "PTX ISA 9.7.9.25.4"
@@ -59,6 +59,11 @@ def _global_place(
     return segment, address - segment.base
 
 
+def _barrier_operands(i: Instruction) -> tuple[Read, Read, Read, Read]:
+    """Return readers of destination, source, mbarrier and size."""
+    return i.address("d"), i.address("a"), i.address("mbar"), i.read("size", "u32")
+
+
 @instruction(
     "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes{.L2::cache_hint} "
     "[d], [a], size, [mbar]{, cache-policy}",
@@ -70,12 +75,7 @@ def _global_place(
 )
 def cp_async_bulk_load(i: Instruction) -> Any:
     """Copy bytes of global memory to shared memory and signal them at an mbarrier."""
-    target, source, barrier, read_size = (
-        i.address("d"),
-        i.address("a"),
-        i.address("mbar"),
-        i.read("size", "u32"),
-    )
+    operands = _barrier_operands(i)
     read_mask = i.read("ctaMask", "u16") if i.has("ctaMask") else None
     read_policy = i.read("cache-policy", "b64") if i.has("cache-policy") else None
     place_of = own_shared_place if i.has("shared::cta") else shared_place
@@ -83,12 +83,7 @@ def cp_async_bulk_load(i: Instruction) -> Any:
     def run(warp: Any, mask: Array) -> None:
         if read_policy is not None:
             read_policy(warp)
-        targets, sources, barriers, sizes = (
-            target(warp),
-            source(warp),
-            barrier(warp),
-            read_size(warp),
-        )
+        targets, sources, barriers, sizes = (read(warp) for read in operands)
         ctas = None if read_mask is None else read_mask(warp)
         for lane, *_ in issues(mask, targets, sources, barriers, sizes, ctas):
             size = _checked_size(i, warp, lane, sizes)
@@ -161,20 +156,10 @@ def _check_form(i: Instruction, reduction: str, element: str) -> None:
 def _to_cluster(i: Instruction, reduction: str | None, element: str) -> Any:
     if reduction is not None:
         _check_form(i, reduction, element)
-    target, source, barrier, read_size = (
-        i.address("d"),
-        i.address("a"),
-        i.address("mbar"),
-        i.read("size", "u32"),
-    )
+    operands = _barrier_operands(i)
 
     def run(warp: Any, mask: Array) -> None:
-        targets, sources, barriers, sizes = (
-            target(warp),
-            source(warp),
-            barrier(warp),
-            read_size(warp),
-        )
+        targets, sources, barriers, sizes = (read(warp) for read in operands)
         for lane, *_ in issues(mask, targets, sources, barriers, sizes):
             size = _checked_size(i, warp, lane, sizes)
             origin = own_shared_place(

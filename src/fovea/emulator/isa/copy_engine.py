@@ -7,7 +7,7 @@ Invariant: a copy reads its tensor map and its operands when it is issued; memor
 inside effects, by the operation's own access.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -21,7 +21,9 @@ from fovea.emulator.isa.instruction import Array, Instruction
 from fovea.emulator.layout.descriptor import CHUNK_BYTES
 from fovea.emulator.layout.tensor_map import MAP_BYTES, TensorMap, decode_tensor_map
 from fovea.emulator.layout.tensor_tile import Tile, clip_box, shared_chunks, tile_shape
+from fovea.emulator.machine.barrier import MBarrier
 from fovea.emulator.machine.memory import RANK_SHIFT
+from fovea.emulator.races import Access
 
 _OFFSET_MASK = (1 << RANK_SHIFT) - 1
 _TENSOR_ALIGNMENT = 128
@@ -99,11 +101,13 @@ def multicast_ranks(i: Instruction, warp: Any, lane: int, mask: int) -> list[int
     return [rank for rank in range(size) if mask >> rank & 1]
 
 
-def complete_bytes(place: SharedPlace, size: int, operation: Operation) -> None:
-    """Signal bytes at an mbarrier.
+def signal(
+    place: SharedPlace, operation: Operation, change: Callable[[MBarrier, Access], str]
+) -> None:
+    """Let a completed operation change an mbarrier; `change` returns what is wrong, or "".
 
     Raises:
-        IllegalOperand: no mbarrier lies there, or its tx-count leaves its range.
+        IllegalOperand: no mbarrier lies there, or its counts do not allow the change.
     """
     access = operation.access
     barrier = place.cta.mbarriers.get(place.offset)
@@ -114,10 +118,15 @@ def complete_bytes(place: SharedPlace, size: int, operation: Operation) -> None:
             f"{place.cta.index}",
             where,
         )
-    problem = barrier.complete_tx(size, access)
+    problem = change(barrier, access)
     if problem:
         raise IllegalOperand(problem, where)
     access.warp.machine.notify()
+
+
+def complete_bytes(place: SharedPlace, size: int, operation: Operation) -> None:
+    """Signal bytes that have arrived at an mbarrier."""
+    signal(place, operation, lambda barrier, access: barrier.complete_tx(size, access))
 
 
 # --- tensor maps --------------------------------------------------------------------------------

@@ -16,11 +16,11 @@ import numpy as np
 from fovea.emulator.async_engine import Operation
 from fovea.emulator.errors import IllegalOperand, OutOfBounds, RaceError
 from fovea.emulator.isa import instruction
+from fovea.emulator.isa.collective import check_aligned, check_uniform
 from fovea.emulator.isa.copy_engine import issues, own_shared_place, start
-from fovea.emulator.isa.instruction import ALL_LANES, Array, Instruction
+from fovea.emulator.isa.instruction import Array, Instruction
 from fovea.emulator.isa.tensor_core import (
     SM100,
-    check_uniform,
     descriptor_offsets,
     member_ctas,
     shared_address,
@@ -35,13 +35,6 @@ _SOURCE = "PTX ISA 9.7.16"
 _SHAPES = "32x32b 16x64b 16x128b 16x256b"
 _REPEATS = "x1 x2 x4 x8 x16 x32 x64 x128"
 _MAX_REGISTERS = 128
-
-
-def _check_aligned(i: Instruction, warp: Any, mask: Array) -> None:
-    if mask is not ALL_LANES:
-        raise IllegalOperand(
-            f"{i.opcode} is .aligned: all 32 lanes must execute it together", warp.where(i)
-        )
 
 
 # --- allocation -----------------------------------------------------------------------------------
@@ -61,7 +54,7 @@ def tcgen05_alloc(i: Instruction) -> Any:
     is_pair = i["group"] == "cta_group::2"
 
     def run(warp: Any, mask: Array) -> Wait | None:
-        _check_aligned(i, warp, mask)
+        check_aligned(i, warp, mask)
         columns = check_uniform(i, warp, read_columns(warp), "nCols")
         address = int(target(warp)[0])
         if not i.has("shared::cta"):
@@ -111,7 +104,7 @@ def tcgen05_dealloc(i: Instruction) -> Any:
     read_address, read_columns = i.read("taddr", "u32"), i.read("nCols", "u32")
 
     def run(warp: Any, mask: Array) -> None:
-        _check_aligned(i, warp, mask)
+        check_aligned(i, warp, mask)
         columns = check_uniform(i, warp, read_columns(warp), "nCols")
         address = check_uniform(i, warp, read_address(warp), "taddr")
         if address >> 16:
@@ -151,7 +144,7 @@ def tcgen05_relinquish_alloc_permit(i: Instruction) -> Any:
     """Give up the CTA's right to allocate."""
 
     def run(warp: Any, mask: Array) -> None:
-        _check_aligned(i, warp, mask)
+        check_aligned(i, warp, mask)
         warp.cta.tmem.relinquish()
 
     return run
@@ -274,7 +267,7 @@ def _load(i: Instruction, reduce: Any) -> Any:
     width = access.columns * (2 if packs else 1)
 
     def run(warp: Any, mask: Array) -> None:
-        _check_aligned(i, warp, mask)
+        check_aligned(i, warp, mask)
         lane, column = _place(i, warp, address(warp), access)
         starts = _half_columns(i, access, column)
         loaded: list[Array] = []
@@ -325,7 +318,7 @@ def tcgen05_st(i: Instruction) -> Any:
     address = i.address("taddr")
 
     def run(warp: Any, mask: Array) -> None:
-        _check_aligned(i, warp, mask)
+        check_aligned(i, warp, mask)
         lane, column = _place(i, warp, address(warp), access)
         starts = _half_columns(i, access, column)
         values = np.stack([read(warp) for read in reads]).view(np.uint32)
@@ -360,7 +353,7 @@ def tcgen05_wait(i: Instruction) -> Any:
     key = "tcgen05." + i["what"][-2:]
 
     def run(warp: Any, mask: Array) -> Wait | None:
-        _check_aligned(i, warp, mask)
+        check_aligned(i, warp, mask)
         queue = warp.queue(key)
         queue.commit()
         operations = queue.covered(0)

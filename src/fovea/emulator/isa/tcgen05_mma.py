@@ -28,6 +28,7 @@ from fovea.emulator.isa.copy_engine import (
     issues,
     multicast_ranks,
     shared_place,
+    signal,
 )
 from fovea.emulator.isa.instruction import Array, Instruction
 from fovea.emulator.isa.tensor_core import (
@@ -388,16 +389,4 @@ def tcgen05_commit(i: Instruction) -> Any:
 
 
 def _arrive(place: SharedPlace, operation: Operation) -> None:
-    access = operation.access
-    barrier = place.cta.mbarriers.get(place.offset)
-    where = access.warp.where(access.instruction, address=place.offset, space="shared")
-    if barrier is None:
-        raise IllegalOperand(
-            f"tcgen05.commit: no initialised mbarrier at shared {place.offset:#x} of CTA "
-            f"{place.cta.index}",
-            where,
-        )
-    problem = barrier.arrive(1, access)
-    if problem:
-        raise IllegalOperand(problem, where)
-    access.warp.machine.notify()
+    signal(place, operation, lambda barrier, access: barrier.arrive(1, access))

@@ -1,6 +1,6 @@
 """What asynchronous tcgen05 operations share: their order, CTA pairs and operands.
 
-What lives here: the per-CTA pipeline of mma, cp and shift, descriptors, uniform operands. Not here:
+What lives here: the per-CTA pipeline of mma, cp and shift, descriptors, addresses. Not here:
 the forms (`isa/tcgen05_memory.py`, `isa/tcgen05_mma.py`).
 
 Order: an operation happens after every earlier operation of the same CTA group that its thread
@@ -17,8 +17,6 @@ Source: PTX ISA 9.7.16.6; evidence: inferred where it goes further.
 
 from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from fovea.emulator.async_engine import Effect, Operation
 from fovea.emulator.errors import IllegalOperand
@@ -120,23 +118,6 @@ def member_ctas(i: Instruction, warp: Any, group: int) -> tuple[Any, ...]:
             f"cta_group::2 needs a pair of CTAs; the cluster has {len(ctas)}", warp.where(i)
         )
     return ctas[even], ctas[even + 1]
-
-
-def check_uniform(i: Instruction, warp: Any, lanes: Array, name: str) -> int:
-    """Return the value all lanes agree on.
-
-    Raises:
-        IllegalOperand: the lanes differ.
-    """
-    first = int(lanes[0])
-    if (lanes != lanes[0]).any():
-        lane = int(np.argmax(lanes != lanes[0]))
-        raise IllegalOperand(
-            f"{name} differs between lanes: {first:#x} in lane 0, {int(lanes[lane]):#x} in lane "
-            f"{lane}",
-            warp.where(i, lane=lane),
-        )
-    return first
 
 
 def descriptor_offsets(

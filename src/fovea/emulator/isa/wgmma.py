@@ -7,12 +7,14 @@ Invariant: from issue until a `wgmma.wait_group` that covers it, accumulator reg
 unreadable object; so any use of them raises, whatever the schedule.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fovea.emulator.errors import IllegalOperand
 from fovea.emulator.isa import instruction
 from fovea.emulator.isa.accumulator import Product, RegisterFence, Ticket
-from fovea.emulator.isa.instruction import ALL_LANES, Array, Instruction
+from fovea.emulator.isa.collective import check_aligned
+from fovea.emulator.isa.instruction import Array, Instruction
 from fovea.emulator.isa.warpgroup import warpgroup_of
 from fovea.emulator.machine.warp import Wait
 from fovea.emulator.ptx import syntax
@@ -20,10 +22,13 @@ from fovea.emulator.ptx import syntax
 _SOURCE = "PTX ISA 9.7.15"
 _ELEMENT_BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1}
 _COLUMNS = range(8, 257, 8)
+_INTEGER_COLUMNS = (8, 16, 24, *range(32, 257, 16))
+
+Decoder = Callable[..., Any]
 
 
-def _shapes(k: int) -> str:
-    return " ".join(f"m64n{n}k{k}" for n in _COLUMNS)
+def _shapes(k: int, columns: Sequence[int]) -> str:
+    return " ".join(f"m64n{n}k{k}" for n in columns)
 
 
 def _product(i: Instruction) -> Product:
@@ -85,64 +90,49 @@ def _bit(i: Instruction, name: str) -> int:
     return value
 
 
-_FLOAT_OPERANDS = "d, a, b-desc, scale-d, imm-scale-a, imm-scale-b{, imm-trans-1}{, imm-trans-2}"
+_OPERANDS = "d, a, b-desc, scale-d"
+_FLOAT_OPERANDS = _OPERANDS + ", imm-scale-a, imm-scale-b{, imm-trans-1}{, imm-trans-2}"
+# K of the shape, types of D, types of A and B.
+_FLOAT_FORMS = (
+    (16, "f16 f32", "f16"),
+    (16, "f32", "bf16"),
+    (8, "f32", "tf32"),
+    (32, "f16 f32", "e4m3 e5m2"),
+)
 
 
-@instruction(
-    "wgmma.mma_async.sync.aligned.shape.dtype.atype.btype " + _FLOAT_OPERANDS,
-    source=f"{_SOURCE}.5.2",
-    evidence="manual-only",
-    targets="sm_90a",
-    kind="mma",
-    shape=_shapes(16),
-    dtype="f16 f32",
-    atype="f16",
-    btype="f16",
-)
-@instruction(
-    "wgmma.mma_async.sync.aligned.shape.dtype.atype.btype " + _FLOAT_OPERANDS,
-    source=f"{_SOURCE}.5.2",
-    evidence="manual-only",
-    targets="sm_90a",
-    kind="mma",
-    shape=_shapes(16),
-    dtype="f32",
-    atype="bf16",
-    btype="bf16",
-)
-@instruction(
-    "wgmma.mma_async.sync.aligned.shape.dtype.atype.btype " + _FLOAT_OPERANDS,
-    source=f"{_SOURCE}.5.2",
-    evidence="manual-only",
-    targets="sm_90a",
-    kind="mma",
-    shape=_shapes(8),
-    dtype="f32",
-    atype="tf32",
-    btype="tf32",
-)
-@instruction(
-    "wgmma.mma_async.sync.aligned.shape.dtype.atype.btype " + _FLOAT_OPERANDS,
-    source=f"{_SOURCE}.5.2",
-    evidence="manual-only",
-    targets="sm_90a",
-    kind="mma",
-    shape=_shapes(32),
-    dtype="f16 f32",
-    atype="e4m3 e5m2",
-    btype="e4m3 e5m2",
-)
-@instruction(
-    "wgmma.mma_async.sync.aligned.shape{.satfinite}.dtype.atype.btype d, a, b-desc, scale-d",
-    "wgmma.mma_async.sync.aligned.shape.dtype.atype.btype{.satfinite} d, a, b-desc, scale-d",
-    source=f"{_SOURCE}.5.2",
-    evidence="manual-only",
-    targets="sm_90a",
-    kind="mma",
-    shape=_shapes(32),
-    dtype="s32",
-    atype="s8 u8",
-    btype="s8 u8",
+def _form(
+    *notations: str, k: int, d_types: str, types: str, columns: Sequence[int] = _COLUMNS
+) -> Callable[[Decoder], Decoder]:
+    return instruction(
+        *notations,
+        source=f"{_SOURCE}.5.2",
+        evidence="manual-only",
+        targets="sm_90a",
+        kind="mma",
+        shape=_shapes(k, columns),
+        dtype=d_types,
+        atype=types,
+        btype=types,
+    )
+
+
+def _float_forms(decode: Decoder) -> Decoder:
+    """Register the decoder for every floating-point form."""
+    notation = "wgmma.mma_async.sync.aligned.shape.dtype.atype.btype " + _FLOAT_OPERANDS
+    for k, d_types, types in _FLOAT_FORMS:
+        _form(notation, k=k, d_types=d_types, types=types)(decode)
+    return decode
+
+
+@_float_forms
+@_form(
+    f"wgmma.mma_async.sync.aligned.shape{{.satfinite}}.dtype.atype.btype {_OPERANDS}",
+    f"wgmma.mma_async.sync.aligned.shape.dtype.atype.btype{{.satfinite}} {_OPERANDS}",
+    k=32,
+    d_types="s32",
+    types="s8 u8",
+    columns=_INTEGER_COLUMNS,
 )
 def wgmma_mma_async(i: Instruction) -> Any:
     """D = A B + D, or A B if scale-d is false; A from registers or shared memory."""
@@ -152,7 +142,7 @@ def wgmma_mma_async(i: Instruction) -> Any:
     read_scale = i.read("scale-d", "pred")
 
     def run(warp: Any, mask: Array) -> None:
-        _check_aligned(i, warp, mask)
+        check_aligned(i, warp, mask)
         scale = read_scale(warp)
         if bool(scale[0]) != bool(scale.all()):
             raise IllegalOperand("scale-d differs between lanes", warp.where(i))
@@ -176,7 +166,7 @@ def wgmma_fence(i: Instruction) -> Any:
     """Order earlier accesses of registers before later wgmma.mma_async."""
 
     def run(warp: Any, mask: Array) -> None:
-        _check_aligned(i, warp, mask)
+        check_aligned(i, warp, mask)
         warp.state["wgmma.fence"] = RegisterFence(warp.registers)
 
     return run
@@ -193,7 +183,7 @@ def wgmma_commit_group(i: Instruction) -> Any:
     """Close the group of the products issued since the last commit."""
 
     def run(warp: Any, mask: Array) -> None:
-        _check_aligned(i, warp, mask)
+        check_aligned(i, warp, mask)
         warp.queue("wgmma").commit()
 
     return run
@@ -213,7 +203,7 @@ def wgmma_wait_group(i: Instruction) -> Any:
         raise i.error(f"wait_group {newest}; the count must not be negative")
 
     def run(warp: Any, mask: Array) -> Wait | None:
-        _check_aligned(i, warp, mask)
+        check_aligned(i, warp, mask)
         queue = warp.queue("wgmma")
         tickets: list[Ticket] = queue.covered(newest)  # pyright: ignore[reportAssignmentType]
         if not tickets:
@@ -231,10 +221,3 @@ def wgmma_wait_group(i: Instruction) -> Any:
         return Wait(lambda: all(ticket.is_complete for ticket in tickets), describe, resume)
 
     return run
-
-
-def _check_aligned(i: Instruction, warp: Any, mask: Array) -> None:
-    if mask is not ALL_LANES:
-        raise IllegalOperand(
-            f"{i.opcode} is .aligned: all 32 lanes must execute it together", warp.where(i)
-        )
