@@ -1,5 +1,8 @@
 """fovea: exact attention for PyTorch, customised by plain-Python score and mask functions."""
 
+import importlib
+from typing import Any
+
 from fovea import flash_attn, mods
 from fovea.api import (
     Aux,
@@ -33,3 +36,10 @@ __all__ = [
     "mods",
     "precompile",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `fovea.integrations` when it is first asked for: it needs what others may lack."""
+    if name == "integrations":
+        return importlib.import_module("fovea.integrations")
+    raise AttributeError(f"module 'fovea' has no attribute {name!r}")

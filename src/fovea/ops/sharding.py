@@ -16,9 +16,6 @@ from fovea.ops.program import Program, parse
 # Placements of one strategy: outputs, then one entry for each tensor argument, in order.
 type_of_strategy = tuple[list[Any], list[Any]]
 
-_NUM_STATIC_FORWARD = 6  # index of `ints`, the first argument that is no tensor
-_NUM_STATIC_BACKWARD = 10
-
 
 def register() -> None:
     """Register the rules with DTensor; imports torch.distributed.tensor."""
@@ -26,18 +23,21 @@ def register() -> None:
     from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 
     propagator = DTensor._op_dispatcher.sharding_propagator  # pyright: ignore[reportPrivateUsage]
-    for operator, rule, static in (
-        (torch.ops.fovea.attention_forward.default, forward_shardings, _NUM_STATIC_FORWARD),
-        (torch.ops.fovea.attention_backward.default, backward_shardings, _NUM_STATIC_BACKWARD),
+    for name, rule in (
+        ("attention_forward", forward_shardings),
+        ("attention_backward", backward_shardings),
     ):
+        operator = getattr(torch.ops.fovea, name).default
+        names = [argument.name for argument in operator._schema.arguments]
         # torch's public register_sharding does neither of two things needed here: the program,
         # which rules read, has to be a part of the key under which DTensor keeps their results,
         # and a result that is a list has as many placements as tensors.
-        info = RuntimeSchemaInfo(static, needs_pytree=True)
-        propagator.register_op_strategy(operator, partial(_strategy, rule), info)
+        info = RuntimeSchemaInfo(names.index("ints"), needs_pytree=True)
+        strategy = partial(_strategy, rule, names.index("k"))
+        propagator.register_op_strategy(operator, strategy, info)
 
 
-def _strategy(rule: Callable[..., list[type_of_strategy]], schema: Any) -> Any:
+def _strategy(rule: Callable[..., list[type_of_strategy]], place_of_k: int, schema: Any) -> Any:
     """Return DTensor's strategy object for one call."""
     from torch.distributed.tensor._op_schema import OpStrategy, TupleStrategy
     from torch.distributed.tensor._ops.utils import expand_to_full_mesh_op_strategy
@@ -52,8 +52,25 @@ def _strategy(rule: Callable[..., list[type_of_strategy]], schema: Any) -> Any:
     found = rule(*(spec_of(arg) for arg in schema.args_schema))
     placements = [[*outputs, *inputs] for outputs, inputs in found]
     mesh = schema.get_mesh_from_args()
-    num_outputs = len(found[0][0])
-    return expand_to_full_mesh_op_strategy(mesh, schema, placements, input_index=num_outputs)
+    before_k = [arg for arg in schema.args_schema[:place_of_k] if isinstance(arg, OpStrategy)]
+    heads_kv = spec_of(schema.args_schema[place_of_k]).shape[-2]
+
+    def splits_heads_evenly(inputs: Any, outputs: Any) -> bool:
+        # Uneven shards of q and of k would pair heads of different groups.
+        del outputs
+        shards = 1
+        for extent, placement in zip(mesh.shape, inputs[len(before_k)].placements, strict=True):
+            if placement.is_shard() and not placement.is_shard(0):
+                shards *= extent
+        return heads_kv % shards == 0
+
+    return expand_to_full_mesh_op_strategy(
+        mesh,
+        schema,
+        placements,
+        input_index=len(found[0][0]),
+        is_valid_strategy_cb=splits_heads_evenly,
+    )
 
 
 def forward_shardings(*args: Any) -> list[type_of_strategy]:

@@ -108,3 +108,12 @@ def test_activate_and_deactivate_go_through_torchs_registry():
     assert torch_attention.current_flash_attention_impl() is None
     with pytest.raises(ValueError, match="call activate"):
         torch_sdpa.deactivate()
+
+
+def test_integrations_are_reached_from_the_package():
+    assert fovea.integrations.torch_sdpa is torch_sdpa
+    assert callable(fovea.integrations.transformers.register)
+    with pytest.raises(AttributeError, match="vllm"):
+        _ = fovea.integrations.vllm
+    with pytest.raises(AttributeError, match="atention"):
+        _ = fovea.atention

@@ -113,6 +113,13 @@ def test_one_kv_head_is_shared_by_sharded_query_heads(mesh):
     assert run(sharded, *shared, sink) == expected
 
 
+def test_kv_heads_that_do_not_divide_stay_whole(mesh):
+    """Three of them on two ranks: a rank's query heads would meet keys of another group."""
+    q, k = torch.randn(2, 5, 6, 8), torch.randn(2, 7, 3, 8)
+    out = fovea.attention(*distribute(mesh, Shard(2), q, k, k))
+    assert out.placements == (Replicate(),)
+
+
 def test_mod_that_reads_h_keeps_heads_whole(mesh):
     """A shard would count its heads from 0. Two programs, one signature: no stale decision."""
     q, k, v = distribute(mesh, Shard(2), *tensors())
