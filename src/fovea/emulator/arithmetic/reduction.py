@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _BITWISE = ("and", "or", "xor")
-_INTEGERS = {
+_INTEGERS: dict[str, Any] = {
     "u32": np.uint32,
     "s32": np.int32,
     "u64": np.uint64,
