@@ -50,6 +50,14 @@ def test_links_inside_the_repository_lead_somewhere(page):
     assert [target for target in inside if not (page.parent / target).exists()] == []
 
 
+def test_every_path_in_the_where_table_exists():
+    table = (ROOT / "ARCHITECTURE.md").read_text().partition("| I am looking for")[2]
+    paths = re.findall(r"`([a-z0-9_/]+(?:\.py|/))`", table)
+    assert len(paths) > 30
+    homes = (ROOT / "src" / "fovea", ROOT)
+    assert [path for path in paths if not any((home / path).exists() for home in homes)] == []
+
+
 def test_pages_keep_to_their_length():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 180
     assert len((ROOT / "AGENTS.md").read_text().splitlines()) <= 40
