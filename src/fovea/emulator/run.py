@@ -6,8 +6,9 @@ done in the caller's arrays, or raises an EmulatorError.
 """
 
 import ctypes
+import operator
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -179,10 +180,13 @@ def host_memory(address: int, size: int) -> Array:
 
 
 def _three(name: str, dim: Any) -> tuple[int, int, int]:
-    values: tuple[Any, ...] = (dim,) if isinstance(dim, int | np.integer) else tuple(dim)
-    if not 1 <= len(values) <= 3 or not all(isinstance(v, int | np.integer) for v in values):
+    try:
+        values = [operator.index(size) for size in (dim if isinstance(dim, Iterable) else (dim,))]
+    except TypeError:
+        values = []
+    if not 1 <= len(values) <= 3:
         raise LaunchError(f"{name}={dim!r} must be an int or up to three ints")
-    padded = (*(int(v) for v in values), 1, 1)
+    padded = (*values, 1, 1)
     return padded[0], padded[1], padded[2]
 
 

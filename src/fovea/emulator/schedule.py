@@ -107,6 +107,7 @@ class Scheduler:
         cluster.on_warp_exit(warp)
         self._machine.notify()
         if all(other.is_finished for other in warp.cta.warps):
+            warp.cta.is_exited = True
             _check_left_over(warp)
         if all(other.is_finished for other in cluster.warps):
             while cluster.engine.pending:

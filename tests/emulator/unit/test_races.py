@@ -153,6 +153,32 @@ def test_remote_shared_store_needs_cluster_barrier() -> None:
     )
 
 
+def test_remote_access_after_the_other_cta_exited_is_reported() -> None:
+    check(
+        """.reg .b32 %c, %d; mov.u32 %c, %cluster_ctarank; xor.b32 %d, %c, 1;
+        mapa.shared::cluster.u32 %v, %s, %d; add.u32 %v, %v, 512;
+        setp.eq.u32 %e, %c, 1; @%e bra END;
+        mov.u32 %r, 0;
+        SLOW: add.u32 %r, %r, 1; setp.lt.u32 %e, %r, 200; @%e bra SLOW;
+        @%q st.shared::cluster.b32 [%v], 5;
+        END: @@""",
+        "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;",
+        cluster=2,
+    )
+
+
+def test_bulk_load_on_a_barrier_whose_initialisation_is_not_fenced_is_reported() -> None:
+    check(
+        f"""@%q mbarrier.init.shared.b64 [%m], 1;
+        @@
+        bar.sync 0;
+        {_LOAD}
+        {_WAIT}
+        fence.proxy.async.shared::cta;""",
+        "fence.mbarrier_init.release.cluster;",
+    )
+
+
 def test_cp_async_then_read_needs_wait() -> None:
     check(
         """shl.b32 %v, %t, 4; add.u32 %v, %v, %s;

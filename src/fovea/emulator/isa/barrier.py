@@ -46,6 +46,12 @@ def shared_place(ins: Instruction, w: Any, address: int, lane: int) -> tuple[Any
             "the address is not in the shared memory of this cluster",
             w.where(ins, lane=lane, address=address, space="shared"),
         )
+    if cta.is_exited:
+        raise IllegalOperand(
+            f"CTA {cta.index} has exited: its mbarriers are gone (a cluster barrier before the "
+            "exit is missing)",
+            w.where(ins, lane=lane, address=address, space="shared"),
+        )
     return cta, address & _LOW
 
 

@@ -69,6 +69,12 @@ def _remote(ins: Instruction, w: Any, addresses: Array, mask: Array) -> Groups:
         cta = w.cta.cluster.cta_of(rank << RANK_SHIFT)
         if cta is None:
             raise _no_such(ins, w, addresses, mask, int(np.argmax(ranks == rank)), "shared")
+        if cta.is_exited:
+            raise OutOfBounds(
+                f"CTA {cta.index} has exited: its shared memory is gone (a cluster barrier before "
+                "the exit is missing)",
+                w.where(ins),
+            )
         chosen = None if len(distinct) == 1 else np.flatnonzero(ranks == rank)
         part = addresses if chosen is None else addresses[chosen]
         groups.append((cta.shared, (part & low).astype(np.uint32), chosen))

@@ -149,6 +149,7 @@ class Cta:
         self.barriers: dict[int, NamedBarrier] = {}
         self.mbarriers: dict[int, MBarrier] = {}
         self.state: dict[Any, Any] = {}
+        self.is_exited = False
         self.warps = self._make_warps(machine)
 
     def mbarrier(self, offset: int, count: int) -> MBarrier:

@@ -12,7 +12,8 @@ from fovea.emulator.ptx.types import REGISTER_TYPES, is_scalar_type, size_bytes
 
 _SPACES = ("reg", "shared", "global", "const", "local", "param", "sreg")
 _LINKAGE = (".extern", ".visible", ".weak", ".common")
-_PERFORMANCE = (".pragma", ".maxntid", ".reqntid", ".minnctapersm", ".maxnctapersm", ".maxnreg", ".noreturn",
+_PERFORMANCE = (".pragma",
+                ".maxntid", ".reqntid", ".minnctapersm", ".maxnctapersm", ".maxnreg", ".noreturn",
                 ".explicitcluster", ".reqnctapercluster", ".maxclusterrank", ".blocksareclusters",
                 ".unique", ".abi_preserve", ".abi_preserve_control")  # fmt: skip
 _TEXT_LIMIT = 160
@@ -109,10 +110,12 @@ class _Parser(OperandParser):
         while self._token.text in _PERFORMANCE:
             name = self._next().text
             values: list[int] = []
-            while self._token.kind in ("number", "string") or self._token.text == ",":
-                item = self._next()
+            item = self._token
+            while item.kind in ("number", "string") or item.text == ",":
+                self._next()
                 if item.kind == "number":
                     values.append(int(item.text, 0))
+                item = self._token
             self._accept(";")
             function.directives[name[1:]] = tuple(values)
         known = self._module.functions.get(function.name)
