@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import fovea
 from fovea import AuxRequest, dispatch
@@ -221,3 +222,43 @@ def test_exported_module_survives_saving(tmp_path):
     torch.export.save(torch.export.export(layer, tensors), tmp_path / "layer.pt2")
     loaded = torch.export.load(tmp_path / "layer.pt2").module()
     torch.testing.assert_close(loaded(*tensors), layer(*tensors))
+
+
+class ModLayer(torch.nn.Module):
+    """A module whose mods capture a buffer, a parameter, a number and an argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("slopes", torch.rand(4))
+        self.bias = torch.nn.Parameter(torch.randn(32))
+        self.width = 3
+
+    def forward(self, q, k, factor):
+        slopes, bias, width = self.slopes, self.bias, self.width
+        return fovea.attention(
+            q,
+            k,
+            k,
+            score_mod=lambda s, b, h, i, j: s + slopes[h] * (j - i) * factor + bias[(i - j) % 32],
+            mask_mod=lambda b, h, i, j: (i - j).abs() <= width,
+        )
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_module_with_mods_equals_eager(strict):
+    layer = ModLayer()
+    tensors = torch.randn(2, 10, 4, 8), torch.randn(2, 10, 2, 8)
+    program = torch.export.export(layer, (*tensors, 0.5), strict=strict)
+    torch.testing.assert_close(program.module()(*tensors, 0.5), layer(*tensors, 0.5))
+
+
+def test_make_fx_records_the_operator():
+    def call(q, k):
+        return fovea.attention(q, k, k, causal=True, scale=0.3)
+
+    q, k = torch.randn(2, 6, 4, 8), torch.randn(2, 7, 2, 8)
+    traced = make_fx(call)(q, k)
+    targets = [node.target for node in traced.graph.nodes]
+    assert targets.count(torch.ops.fovea.attention_forward.default) == 1
+    other = torch.randn(2, 6, 4, 8)
+    torch.testing.assert_close(traced(other, k), call(other, k))
