@@ -231,7 +231,10 @@ def _lines(e: Explanation) -> list[str]:
     lines = [f"call          {e.call}"]
     lines.append(f"forward       {e.backend or 'none'}: {e.reason}")
     if e.backend is not None:
-        lines.append(f"backward      {e.backward_backend}; second order: {e.second_order_backend}")
+        how = e.backward_backend
+        if e.backward_backend != e.backend:
+            how = f"{how}, from the forward's lse, since {e.backend} has no backward yet"
+        lines.append(f"backward      {how}; second order: {e.second_order_backend}")
     if e.total_pairs is not None and e.visible_pairs is not None and e.flops is not None:
         sparsity = e.sparsity or 0.0
         lines.append(

@@ -43,6 +43,14 @@ def test_explicit_backend_that_would_raise_is_explained():
     assert "q is on cpu" in str(explanation)
 
 
+def test_backward_that_another_backend_runs_is_said_so(monkeypatch):
+    monkeypatch.setattr(dispatch, "_missing_runtime", lambda backend: None)
+    explanation = fovea.explain(*tensors(), backend="emulator:sm90")
+    assert (explanation.backend, explanation.backward_backend) == ("emulator:sm90", "reference")
+    assert explanation.kernel is kernel_on(explanation, "sm90")
+    assert "reference, from the forward's lse" in str(explanation)
+
+
 def test_wrong_input_raises_as_the_call_would():
     q, k, v = tensors()
     with pytest.raises(ValueError, match="batch of k and v"):
