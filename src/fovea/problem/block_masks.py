@@ -52,5 +52,9 @@ def _remember(key: int, block_mask: object) -> BlockLists:
     def forget(_: object) -> None:
         _entries.pop(key, None)
 
-    _entries[key] = (weakref.ref(block_mask, forget), fields, sizes, lists)
+    try:
+        reference = weakref.ref(block_mask, forget)
+    except TypeError:  # not torch's own class, but one with its fields: validated every time
+        return lists
+    _entries[key] = (reference, fields, sizes, lists)
     return lists

@@ -46,6 +46,20 @@ def test_contents_that_change_in_place_are_seen():
     assert torch.equal(known_lists(block_mask).kv_num_blocks, torch.zeros_like(lists.kv_num_blocks))
 
 
+def test_look_alike_without_weak_references_is_validated_every_time():
+    names = (*block_masks._FIELDS, "seq_lengths", "BLOCK_SIZE", "mask_mod")
+
+    class LookAlike:
+        __slots__ = names
+
+    block_mask, other = make(), LookAlike()
+    for name in names:
+        setattr(other, name, getattr(block_mask, name))
+    first = known_lists(other)
+    assert known_lists(other) is not first
+    assert first.kv_indices is block_mask.kv_indices
+
+
 def test_entry_goes_with_its_mask():
     block_mask = make()
     known_lists(block_mask)
