@@ -50,6 +50,16 @@ def test_links_inside_the_repository_lead_somewhere(page):
     assert [target for target in inside if not (page.parent / target).exists()] == []
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+def test_code_on_the_first_pages_runs(page):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    assert blocks
+    names: dict = {}
+    for block in blocks:
+        exec(block, names)
+    assert names["out"].isfinite().all()
+
+
 def test_every_path_in_the_where_table_exists():
     table = (ROOT / "ARCHITECTURE.md").read_text().partition("| I am looking for")[2]
     paths = re.findall(r"`([a-z0-9_/]+(?:\.py|/))`", table)
