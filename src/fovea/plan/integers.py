@@ -23,7 +23,8 @@ def integer_bounds(graph: Graph, *, wide_integers: bool) -> tuple[int, ...]:
     for node in graph.nodes:
         operands = [bounds[arg] for arg in node.args]
         bound = _bound(node, operands, graph, extents, wide_integers)
-        bounds.append(min(bound, _UNBOUNDED))
+        # An unsigned byte wraps upwards: -1 becomes 255.
+        bounds.append(_STORED_BOUND["u8"] if node.dtype == "u8" else min(bound, _UNBOUNDED))
     return tuple(bounds)
 
 

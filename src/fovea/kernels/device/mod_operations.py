@@ -115,23 +115,41 @@ def _tanh(a: Value) -> Value:
 
 
 def _floordiv(node: Node, a: Value, b: Value) -> Value:
-    if not _is_integer(node):
-        a, b = cast(a, "f32"), cast(b, "f32")
-        # a - a is NaN for infinite a, as the quotient then is, and else 0.
-        return cute.math.floor(_divide(a, b)) + (a - a)
-    return _divide_floor(cast(a, node.dtype), cast(b, node.dtype))[0]
+    a, b = cast(a, node.dtype), cast(b, node.dtype)
+    if _is_integer(node):
+        return _divide_floor(a, b)[0]
+    # An infinite a has no quotient (a - a is NaN), unless b is 0.
+    quotient = _divide_floor_float(a, b)[0]
+    return select(b == 0.0, quotient, quotient + (a - a))
 
 
 def _mod(node: Node, a: Value, b: Value) -> Value:
-    if not _is_integer(node):
-        a, b = cast(a, "f32"), cast(b, "f32")
-        return a - cute.math.floor(_divide(a, b)) * b
-    return _divide_floor(cast(a, node.dtype), cast(b, node.dtype))[1]
+    a, b = cast(a, node.dtype), cast(b, node.dtype)
+    return _divide_floor(a, b)[1] if _is_integer(node) else _divide_floor_float(a, b)[1]
+
+
+def _divide_floor_float(a: Value, b: Value) -> tuple[Value, Value]:
+    """Return the quotient rounded down and the remainder with b's sign, exact below 2^24.
+
+    Past that the quotient keeps its leading 24 bits, and the remainder means nothing.
+    """
+    quotient = cute.math.floor(_divide(a, b))
+    # The product of 0 and an infinite b would be NaN.
+    product_rest = cute.math.fma(-quotient, b, a)
+    remainder = select(quotient == 0.0, a, product_rest)
+    # The quotient may have been rounded up to an integer: then the remainder is past b's side of 0.
+    zero, one = cutlass.Float32(0.0), cutlass.Float32(1.0)
+    is_above = ((remainder < zero) & (b > zero)) | ((remainder > zero) & (b < zero))
+    return (
+        select(is_above, quotient - one, quotient),
+        select(is_above, remainder + b, remainder),
+    )
 
 
 def _divide_floor(a: Value, b: Value) -> tuple[Value, Value]:
-    """Return quotient rounded down and the remainder with b's sign."""
+    """Return quotient rounded down and the remainder with b's sign; a divisor of 0 counts as 1."""
     kind = type(a)
+    b = select(b == kind(0), kind(1), b)
     quotient = a // b
     remainder = a - quotient * b
     # Correct whichever rounding the DSL's `//` has: the remainder must have b's sign or be 0.
