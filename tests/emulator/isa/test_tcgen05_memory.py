@@ -186,7 +186,7 @@ def test_wrong_use_of_tensor_memory_is_a_fault(body, kind, message):
         (("%db, %idesc", "%da, %idesc"), None),
         (("[%base]", "[%lane+65536]"), "starts at lane"),
         (("mov.u32 %idesc, ", "mov.u32 %idesc, 1; //"), "does not exist|M=0"),
-        (("or.b64 %db, %rd1,", "or.b64 %db, %rd1, 0; //"), "bits 46-47"),
+        (("or.b64 %db, %rd1,", "or.b64 %db, %rd1, 0x800000000000; //"), "bits 46-47"),
     ],
 )
 def test_wrong_operand_of_a_product_is_a_fault(change, message):

@@ -100,7 +100,7 @@ def test_tcgen05_descriptor_fields_are_decoded():
 
 
 @pytest.mark.parametrize(
-    ("value", "message"), [(0, "bits 46-47"), (1 << 46 | 3 << 61, "layout type 3")]
+    ("value", "message"), [(2 << 46, "bits 46-47"), (1 << 46 | 3 << 61, "layout type 3")]
 )
 def test_tcgen05_descriptor_of_wrong_version_or_layout_is_refused(value, message):
     with pytest.raises(ValueError, match=message):

@@ -66,18 +66,22 @@ def _reduce(operation: str, element: str, old: Any, new: Any) -> Any:
         return _flush(_flush(old.view(np.float32)) + _flush(new.view(np.float32)))
     if element == "f64":
         return old.view(np.float64) + new.view(np.float64)
-    x, y = old.view(_INTEGERS[element]), new.view(_INTEGERS[element])
+    return _reduce_integers(operation, old.view(_INTEGERS[element]), new.view(_INTEGERS[element]))
+
+
+def _reduce_integers(operation: str, x: Any, y: Any) -> Any:
     if operation == "add":
         return x + y
     if operation in _BITWISE:
         if operation == "and":
             return x & y
         return x | y if operation == "or" else x ^ y
+    where: Any = np.where
     if operation == "inc":
-        return np.where(x >= y, np.uint32(0), x + np.uint32(1))
+        return where(x >= y, np.uint32(0), x + np.uint32(1))
     if operation == "dec":
-        return np.where((x == 0) | (x > y), y, x - np.uint32(1))
-    return np.where((x < y) == (operation == "min"), x, y)
+        return where((x == 0) | (x > y), y, x - np.uint32(1))
+    return where((x < y) == (operation == "min"), x, y)
 
 
 def _widen(raw: NDArray[np.uint8], element: str) -> NDArray[np.float64]:

@@ -76,14 +76,15 @@ def decode_tcgen05_descriptor(value: int) -> MatrixDescriptor:
     """Return the fields of a tcgen05 shared-memory descriptor.
 
     Raises:
-        ValueError: when the version field is not 1, the layout type is unknown or a bit that must
-            be zero is set.
+        ValueError: when the version field is not 0 or 1, the layout type is unknown or a bit that
+            must be zero is set.
     """
     _check_zero_bits(value, 0x1FE1_0000_C000_C000, "tcgen05")
+    # The manual fixes these bits to 1; compiled kernels that run on the hardware also have 0.
     version = value >> 46 & 3
-    if version != 1:
+    if version > 1:
         raise ValueError(
-            f"tcgen05 descriptor {value:#018x} has {version} in bits 46-47; sm_100 needs 1"
+            f"tcgen05 descriptor {value:#018x} has {version} in bits 46-47 (allowed: 1, and 0)"
         )
     layout = value >> 61 & 7
     if layout not in _TCGEN05_SWIZZLES:
