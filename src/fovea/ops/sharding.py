@@ -92,7 +92,7 @@ def backward_shardings(*args: Any) -> list[type_of_strategy]:
         first, rest = s.inputs()[:num_first], s.inputs()[num_first:]
         grads = [s.q, s.grad_of(s.k), s.grad_of(s.v), s.grad_of(s.sink)]
         outputs = [grad if flag else s.whole for grad, flag in zip(grads, flags[:4], strict=True)]
-        outputs += [s.partial if flag else s.whole for flag in flags[4:]]
+        outputs += [s.grad_of(s.whole) if flag else s.whole for flag in flags[4:]]
         found.append((outputs, [*given, *first, s.out, s.stats, *rest]))
     return found
 

@@ -130,6 +130,17 @@ def test_mod_that_reads_h_keeps_heads_whole(mesh):
     assert by_head.placements == (Replicate(),)
 
 
+@pytest.mark.parametrize(
+    ("placement", "expected"), [(Shard(2), Partial()), (Replicate(), Replicate())]
+)
+def test_captured_gradient_is_a_part_only_where_the_call_is_split(mesh, placement, expected):
+    """A part of an unsplit call would count every gradient once a rank."""
+    q, k, v = distribute(mesh, placement, *tensors())
+    (table,) = distribute(mesh, Replicate(), torch.randn(8))
+    fovea.attention(q, k, v, score_mod=lambda s, b, h, i, j: s + table[j]).sum().backward()
+    assert table.grad.placements == (expected,)
+
+
 def test_mod_that_reads_b_keeps_the_batch_whole(mesh):
     q, k, v = distribute(mesh, Shard(0), *tensors())
     out = fovea.attention(q, k, v, mask_mod=lambda b, h, i, j: i + b >= j)
