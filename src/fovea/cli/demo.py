@@ -133,9 +133,9 @@ def _emulator(console: Console) -> None:
     compile_forward(problem, SM90)  # in the cache by now, unless the plan differs
     done = emulate(problem, SM90, seed=0)
     console.print(f"[bold]Emulator[/]  that kernel's PTX, {call.text}")
+    console.print(f"  no fault, no race; {done.seconds:.1f} s")
     console.print(
-        f"  no fault, no race; {done.seconds:.1f} s, {done.count('instructions.')} warp instructions, "
-        f"{done.count('instructions.mma')} of them wgmma, "
-        f"{done.count('tensor_load_bytes') / 1024:.0f} KiB loaded by TMA"
+        f"  {done.count('instructions.')} warp instructions, "
+        f"{done.count('instructions.mma')} of them wgmma, {done.count('tensor_load_bytes') / 1024:.0f} KiB loaded by TMA"
     )
     console.print(f"  max error against float64 {done.accuracy}")
