@@ -136,6 +136,7 @@ def _emulator(console: Console) -> None:
     console.print(f"  no fault, no race; {done.seconds:.1f} s")
     console.print(
         f"  {done.count('instructions.')} warp instructions, "
-        f"{done.count('instructions.mma')} of them wgmma, {done.count('tensor_load_bytes') / 1024:.0f} KiB loaded by TMA"
+        f"{done.count('instructions.mma')} of them wgmma, "
+        f"{done.count('tensor_load_bytes') / 1024:.0f} KiB loaded by TMA"
     )
     console.print(f"  max error against float64 {done.accuracy}")
