@@ -1,4 +1,5 @@
 import struct
+from dataclasses import replace
 
 import pytest
 
@@ -99,6 +100,21 @@ def test_replaced_fields_decode_to_the_new_values():
     )
 
 
+def test_map_built_from_zeroed_memory_by_replacements_is_complete():
+    data = bytes(128)
+    edits = [
+        ("global_address", ADDRESS, 0), ("rank", 1, 0), ("box_dim", 64, 0), ("box_dim", 32, 1),
+        ("global_dim", 128, 0), ("global_dim", 100, 1), ("global_stride", 256, 0),
+        ("element_stride", 1, 0), ("element_stride", 1, 1), ("elemtype", 10, 0),
+        ("interleave_layout", 0, 0), ("swizzle_mode", 3, 0), ("fill_mode", 0, 0),
+    ]  # fmt: skip
+    for name, value, ordinal in edits:
+        data = replace_field(data, name, value, ordinal)
+    got = decode_tensor_map(data)
+    expected = make_tensor_map(ADDRESS, "bf16", (128, 100), (256,), (64, 32), swizzle=128)
+    assert got == replace(expected, l2_promotion=0)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "ordinal", "message"),
     [
@@ -139,7 +155,9 @@ def test_map_that_the_engine_refuses_is_an_error(changes, message):
 
 
 def test_bytes_that_are_no_map_are_refused():
-    with pytest.raises(ValueError, match="tag is 0"):
+    with pytest.raises(ValueError, match="tag is 7"):
+        decode_tensor_map(bytes(8) + b"\x07" + bytes(119))
+    with pytest.raises(ValueError, match="multiple of 16"):
         decode_tensor_map(bytes(128))
     with pytest.raises(ValueError, match="128 bytes, got 64"):
         decode_tensor_map(bytes(64))

@@ -26,8 +26,10 @@ import struct
 from dataclasses import dataclass, replace
 
 MAP_BYTES = 128
-# Low nibble of word 2 in every tiled map seen.
+# Low nibble of word 2: 2 in maps packed by launchers, 0 in maps that kernels build from zeroed
+# memory with tensormap.replace.
 _TILED_TAG = 2
+_TILED_TAGS = (0, _TILED_TAG)
 _LARGE_TENSOR_BYTES = 128 * 1024
 _SWIZZLE_WIDTHS = (0, 32, 64, 128)
 
@@ -141,9 +143,9 @@ def decode_tensor_map(data: bytes) -> TensorMap:
         raise ValueError(f"a tensor map has {MAP_BYTES} bytes, got {len(data)}")
     word = struct.unpack("<32I", data)
     flags = word[2]
-    if flags & 0xF != _TILED_TAG:
+    if flags & 0xF not in _TILED_TAGS:
         raise ValueError(
-            f"tensor map tag is {flags & 0xF}, tiled maps have {_TILED_TAG}; im2col maps are not "
+            f"tensor map tag is {flags & 0xF}, tiled maps have {_TILED_TAGS}; im2col maps are not "
             "implemented, and other bytes are no tensor map (is the address right?)"
         )
     rank = (flags >> 4 & 7) + 1
