@@ -5,6 +5,7 @@ the tensor evaluation, which defines what a node means (`fovea/mods/evaluate.py`
 that depends on the row or the column alone is evaluated once per row or column of a fragment.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -94,19 +95,35 @@ class ModEvaluator:
     @property
     def loads_by_key(self) -> int:
         """How many captured values depend on the key alone."""
-        return len(self._loads_by_key())
-
-    def _loads_by_key(self) -> list[int]:
-        return [
-            i
-            for i, node in enumerate(self._nodes)
-            if node.op == "load" and self._depends[i] == {"kv_idx"}
-        ]
+        return len(self._loads(lambda depends: depends == {"kv_idx"}))
 
     def prefetch(self, position: Position) -> None:
         """Load what depends on a column's key alone, for both rows."""
-        for node_idx in self._loads_by_key():
+        for node_idx in self._loads(lambda depends: depends == {"kv_idx"}):
             self._value(node_idx, position, None, (), {})
+
+    def hoist(self, positions: list[Position]) -> tuple[Value, ...]:
+        """Load what does not depend on the key, once for a query tile: row by row of a thread."""
+        return tuple(
+            self._value(node_idx, position, None, (), {})
+            for node_idx in self._loads(lambda depends: depends <= {"q_idx"})
+            for position in positions
+        )
+
+    def use_hoisted(self, positions: list[Position], values: tuple[Value, ...]) -> None:
+        """Take the values that `hoist` returned for the same rows."""
+        remaining = list(values)
+        for node_idx in self._loads(lambda depends: depends <= {"q_idx"}):
+            for position in positions:
+                self._values[self._key(node_idx, position, ())] = remaining.pop(0)
+
+    def _loads(self, wanted: Callable[[frozenset[Any]], bool]) -> list[int]:
+        """Return the loads of captured tensors whose inputs are as wanted."""
+        return [
+            i
+            for i, node in enumerate(self._nodes)
+            if node.op == "load" and wanted(self._depends[i])
+        ]
 
     def score(self, score: cutlass.Float32, position: Position) -> cutlass.Float32:
         """Return the modified score."""
@@ -130,13 +147,7 @@ class ModEvaluator:
     ) -> Value:
         """Return a node's value; `axes` fixes the positions on axes being reduced."""
         depends = self._depends[node_idx]
-        used_axes = tuple(item for item in axes if ("axis", item[0]) in depends)
-        key = (
-            node_idx,
-            position.row if "q_idx" in depends else None,
-            position.column if "kv_idx" in depends else None,
-            used_axes,
-        )
+        key = self._key(node_idx, position, axes)
         cache = local if "score" in depends else self._values
         if key not in cache:
             affine = self._affine(node_idx, position) if "kv_idx" in depends else None
@@ -145,6 +156,18 @@ class ModEvaluator:
             else:
                 cache[key] = self._compute(node_idx, position, score, axes, local)
         return cache[key]
+
+    def _key(
+        self, node_idx: int, position: Position, axes: tuple[tuple[Any, int], ...]
+    ) -> tuple[Any, ...]:
+        """Return what a node's value varies with."""
+        depends = self._depends[node_idx]
+        return (
+            node_idx,
+            position.row if "q_idx" in depends else None,
+            position.column if "kv_idx" in depends else None,
+            tuple(item for item in axes if ("axis", item[0]) in depends),
+        )
 
     def _affine(self, node_idx: int, position: Position) -> Affine | None:
         """Return a node as base + step * column where it is exactly that, else None."""

@@ -43,9 +43,11 @@ class ScoreContext(NamedTuple):
     band: Band
     scalars: Scalars
     mods: ModTable
+    hoisted: tuple  # per mod, captured values that do not depend on the key
 
 
 def make_score_context(
+    plan,
     first_row: cutlass.Int32,
     thread: cutlass.Int32,
     walk: Walk,
@@ -55,14 +57,34 @@ def make_score_context(
 ) -> ScoreContext:
     """Return the context of a warpgroup whose rows start at `first_row`."""
     lane = thread % WARP_SIZE
-    return ScoreContext(
+    context = ScoreContext(
         q_idx=first_row + 16 * (thread // WARP_SIZE) + lane // 4,
         lane_column=2 * (lane % 4),
         walk=walk,
         band=band,
         scalars=scalars,
         mods=mods,
+        hoisted=(),
     )
+    hoisted = tuple(
+        () if evaluator is None else evaluator.hoist(_rows(context))
+        for evaluator in (_evaluator(plan, context, name) for name in ModTable._fields)
+    )
+    return context._replace(hoisted=hoisted)
+
+
+def _rows(context: ScoreContext) -> list[Position]:
+    """Return the positions of this thread's rows, at no particular key."""
+    return [_position(context, row, 0, cutlass.Int32(0)) for row in range(ROWS_PER_THREAD)]
+
+
+def _evaluator(plan, context: ScoreContext, name: str) -> ModEvaluator | None:
+    """Return the evaluator of a mod, None where the variant has no such mod."""
+    graph = getattr(plan.features, name)
+    if graph is None:
+        return None
+    wide_integers = plan.features.wide_integers
+    return ModEvaluator(graph, getattr(context.mods, name), wide_integers=wide_integers)
 
 
 def exponent_scale(plan, scalars: Scalars) -> cutlass.Float32:
@@ -87,24 +109,22 @@ def prepare_tile(
 
     Called while the product that makes S is in flight, so their latency hides behind it.
     """
-    features = plan.features
-    names = ["score_mod", "mask_mod", *(["block_mask_mod"] if masked else [])]
-    evaluators: dict[str, ModEvaluator | None] = dict.fromkeys(TileMods._fields[:3])
+    evaluators: dict[str, ModEvaluator | None] = {}
     first_column = at.n_idx * plan.tile_n + context.lane_column
     budget = _PREFETCHED_REGISTERS
-    for name in names:
-        graph = getattr(features, name)
-        if graph is None:
+    for name, hoisted in zip(ModTable._fields, context.hoisted, strict=True):
+        evaluator = _evaluator(plan, context, name)
+        if name == "block_mask_mod" and not masked:
+            evaluator = None
+        evaluators[name] = evaluator
+        if evaluator is None:
             continue
-        evaluator = ModEvaluator(
-            graph, getattr(context.mods, name), wide_integers=features.wide_integers
-        )
+        evaluator.use_hoisted(_rows(context), hoisted)
         needed = evaluator.loads_by_key * columns_per_thread(acc)
         if needed <= budget:
             budget -= needed
             for column in range(columns_per_thread(acc)):
                 evaluator.prefetch(_position(context, 0, column, first_column))
-        evaluators[name] = evaluator
     return TileMods(**evaluators, first_column=first_column, is_partial=at.is_partial)
 
 

@@ -113,7 +113,7 @@ def run(
         walk = work.walk
         first_row = walk.m_idx * plan.tile_m + consumer * WARPGROUP_ROWS
         context = StepContext(
-            score=make_score_context(first_row, thread, walk, problem.band, scalars, mods),
+            score=make_score_context(plan, first_row, thread, walk, problem.band, scalars, mods),
             state=state,
             products=products,
             shared=shared,
