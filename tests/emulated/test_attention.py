@@ -8,6 +8,7 @@ from judge import judge, judge_gradients, judge_problem, run
 import fovea
 from fovea.arch import arch_named
 from fovea.emulator import Options
+from fovea.plan.select import SHORT_SEQLEN
 from fovea.problem import ForwardResult, Request, make_dense
 from fovea.runtime.emulated import emulate
 from fovea.testing.inputs import Shape, dense_qkv
@@ -49,6 +50,15 @@ def test_call_is_within_the_budget(name: str) -> None:
 @pytest.mark.parametrize("name", [case.name for case in CASES if case.name not in QUICK])
 def test_other_call_is_within_the_budget(name: str) -> None:
     _check(name)
+
+
+def test_both_sizes_of_a_case_have_one_plan() -> None:
+    differ = [
+        case.name
+        for case in CASES
+        if (case.small.k[1] <= SHORT_SEQLEN) != (case.shape.k[1] <= SHORT_SEQLEN)
+    ]
+    assert not differ
 
 
 def _schedules(name: str) -> list[ForwardResult]:
