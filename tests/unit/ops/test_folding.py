@@ -177,3 +177,19 @@ def test_hessian_equals_that_of_plain_torch():
 
     hessian = torch.func.jacrev(torch.func.grad(loss))(q)
     torch.testing.assert_close(hessian, torch.func.jacrev(torch.func.grad(plain))(q))
+
+
+def test_gradient_of_a_shared_capture_through_vmap_equals_the_sum():
+    q, k, v = inputs(Q, K, V)
+    (table,) = inputs((7,))
+
+    def loss(table, q, k, v):
+        out = fovea.attention(q, k, v, score_mod=lambda s, b, h, i, j: s * table[j])
+        return out.square().sum()
+
+    one_by_one = torch.stack([torch.func.grad(loss)(table, q[i], k[i], v[i]) for i in range(3)])
+    in_dims = (None, 0, 0, 0)
+    each = torch.vmap(torch.func.grad(loss), in_dims=in_dims)(table, q, k, v)
+    torch.testing.assert_close(each, one_by_one)
+    whole = torch.func.grad(lambda t: torch.vmap(loss, in_dims=in_dims)(t, q, k, v).sum())(table)
+    torch.testing.assert_close(whole, one_by_one.sum(0))
