@@ -5,7 +5,7 @@ Lives here: which peers compute the same call, and the table. Published figures 
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 import typer
@@ -71,8 +71,9 @@ def _calls(
     if mask_mod is not None:
         lengths = (wanted.shape.seqlen_q, wanted.shape.seqlen_kv)
         keywords["block_mask"] = fovea.create_block_mask(mask_mod, None, None, *lengths, q.device)
+    attention = cast(Callable[..., Tensor], fovea.attention)  # keywords from a dict
     calls: dict[str, Callable[[], Tensor]] = {
-        "fovea": lambda: fovea.attention(q, k, v, backend=backend, **keywords)
+        "fovea": lambda: attention(q, k, v, backend=backend, **keywords)
     }
     if not wanted.has_mods:
         sdpa = peers.sdpa(q, k, v, causal=wanted.keywords.get("causal", False))

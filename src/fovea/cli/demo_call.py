@@ -8,7 +8,7 @@ import inspect
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -49,7 +49,8 @@ class DemoCall:
 
     def run(self) -> Tensor:
         """Return the output on the backend that fovea chooses."""
-        return fovea.attention(self.q, self.k, self.v, **self.keywords)
+        attention = cast(Callable[..., Tensor], fovea.attention)  # keywords from a dict
+        return attention(self.q, self.k, self.v, **self.keywords)
 
     def mods_for(self, slope: Tensor) -> tuple[ScoreMod, BlockMask]:
         """Return the same mods with another tensor of slopes."""
