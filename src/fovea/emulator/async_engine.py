@@ -26,10 +26,11 @@ class Operation:
         access: identity for memory calls made by the effects (its clock is the issue's clock).
         read_effects: number of leading effects after which all sources have been read.
         is_complete: whether every effect has happened.
+        is_observed: whether a wait of the issuing warp has covered it.
         results: scratch for the instruction (e.g. values for in-flight registers).
     """
 
-    __slots__ = ("_done", "_effects", "access", "after", "is_complete", "kind",
+    __slots__ = ("_done", "_effects", "access", "after", "is_complete", "is_observed", "kind",
                  "on_complete", "read_effects", "results")  # fmt: skip
 
     def __init__(
@@ -42,6 +43,7 @@ class Operation:
         self.read_effects = 0
         self.results: dict[Any, Any] = {}
         self.is_complete = False
+        self.is_observed = False
         self._effects = list(effects)
         self._done = 0
 
@@ -94,6 +96,10 @@ class GroupQueue:
         """Return the operations of all groups but the `newest` most recent ones."""
         keep = len(self.committed) - newest
         return [operation for group in self.committed[: max(keep, 0)] for operation in group]
+
+    def unretired(self) -> list[Operation]:
+        """Return every operation that is not retired, the open group's included."""
+        return [operation for group in self.committed for operation in group] + self.open
 
     def retire(self, newest: int) -> None:
         """Forget all groups but the `newest` most recent ones."""

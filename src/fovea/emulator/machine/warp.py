@@ -247,6 +247,7 @@ class Warp:
         clock = self.access.clock
         for operation in operations:
             clock.join(operation.access.clock)
+            operation.is_observed = True
             if operation.results:
                 done.add(operation)
         if not done:
