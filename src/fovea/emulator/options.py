@@ -19,10 +19,10 @@ class Options:
         max_segments: the most code segments a warp runs before another may (1 or more).
         async_delay: "random" (any legal moment), "eager" (at issue), "late" (only when needed).
         num_sms: clusters in flight at a time never exceed it; also what `%nsmid` says.
-        tensor_load_wait: "explicit": a register is readable only after `tcgen05.wait::ld`, the
-            manual's rule; "implicit": every `tcgen05.ld` waits for itself, as ptxas makes it by
-            register dependencies; "auto": implicit for a kernel that has at least 8 such loads
-            and not a single wait (such kernels leave the wait to ptxas), explicit for others.
+        tensor_load_wait: "explicit": only `tcgen05.wait::ld` orders a load from tensor memory
+            before what overwrites or frees it, the manual's rule; "implicit": every `tcgen05.ld`
+            waits for itself; "auto": implicit for a kernel that has at least 8 such loads and
+            not a single wait (such kernels leave it to register dependencies), else explicit.
         trace: collect events for `Result.write_trace` (Perfetto JSON).
         exact_mma: use the published bit-exact accumulation of tensor cores, slower than the
             default float32 accumulation.
