@@ -181,7 +181,8 @@ def host_memory(address: int, size: int) -> Array:
 
 def _three(name: str, dim: Any) -> tuple[int, int, int]:
     try:
-        values = [operator.index(size) for size in (dim if isinstance(dim, Iterable) else (dim,))]
+        sizes = cast(Iterable[Any], dim) if isinstance(dim, Iterable) else (dim,)
+        values = [operator.index(size) for size in sizes]
     except TypeError:
         values = []
     if not 1 <= len(values) <= 3:

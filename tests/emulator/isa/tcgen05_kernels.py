@@ -71,21 +71,21 @@ def kernel(
 {{
     .reg .pred %first, %p, %w0, %yes, %no, %lead;
     .reg .b16 %mask;
-    .reg .b32 %sa, %sb, %bar, %tid, %warp, %bytes, %bytesb, %total, %base, %lane, %t<8>, %d<256>;
+    .reg .b32 %sa, %sb, %bar, %thread, %warp, %bytes, %bytesb, %total, %base, %lane, %t<8>, %d<256>;
     .reg .b32 %idesc, %zero, %red, %rank;
     .reg .b64 %out, %in, %inb, %da, %db, %rd<8>, %state;
     mov.u32 %sa, smem;
     add.u32 %sb, %sa, {B_AT};
     add.u32 %bar, %sa, {BAR_AT};
-    mov.u32 %tid, %tid.x;
+    mov.u32 %thread, %tid.x;
     mov.u32 %rank, %cluster_ctarank;
     mov.u32 %zero, 0;
-    shr.u32 %warp, %tid, 5;
+    shr.u32 %warp, %thread, 5;
     shfl.sync.idx.b32 %warp, %warp, 0, 31, -1;
-    setp.eq.u32 %first, %tid, 0;
+    setp.eq.u32 %first, %thread, 0;
     setp.eq.u32 %w0, %warp, 0;
-    setp.eq.u32 %yes, %tid, %tid;
-    setp.ne.u32 %no, %tid, %tid;
+    setp.eq.u32 %yes, %thread, %thread;
+    setp.ne.u32 %no, %thread, %thread;
     setp.eq.and.u32 %lead, %rank, 0, %first;
     @%first mbarrier.init.shared::cta.b64 [%bar], 1;
     @%first mbarrier.init.shared::cta.b64 [%bar+8], 1;
@@ -133,7 +133,7 @@ def store_rows(columns, *, shape="32x32b", wait=WAIT_LD, lane="%lane"):
     return f"""
     tcgen05.ld.sync.aligned.{shape}.x{columns}.b32 {registers(columns)}, [{lane}];
     {wait}
-    mul.wide.u32 %rd2, %tid, {4 * columns};
+    mul.wide.u32 %rd2, %thread, {4 * columns};
     add.u64 %rd3, %out, %rd2;
 {stores}
 """

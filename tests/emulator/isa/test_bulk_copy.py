@@ -11,29 +11,30 @@ from fovea.emulator import (
     PtxError,
     RaceError,
     UninitialisedRead,
+    UnsupportedForm,
     load_ptx,
 )
 
 
-def kernel(body, *, cluster=False):
+def kernel(body, *, cluster=False, target="sm_90a"):
     """One warp per CTA; `%src` is loaded to `%base` (the wait is part of it), then `body` runs."""
     sync = "barrier.cluster.arrive; barrier.cluster.wait;" if cluster else "bar.sync 0;"
     return f"""
 .version 8.6
-.target sm_90a
+.target {target}
 .address_size 64
 .extern .shared .align 1024 .b8 smem[];
 .visible .entry k(.param .u64 out, .param .u64 in, .param .u32 bytes)
 {{
     .reg .pred %first, %p, %more, %lead;
     .reg .b16 %mask;
-    .reg .b32 %base, %bar, %tid, %bytes, %rank, %peer, %r<16>;
+    .reg .b32 %base, %bar, %thread, %bytes, %rank, %peer, %r<16>;
     .reg .b64 %out, %src, %rd<8>, %state;
     mov.u32 %base, smem;
     add.u32 %bar, %base, 8192;
-    mov.u32 %tid, %tid.x;
+    mov.u32 %thread, %tid.x;
     mov.u32 %rank, %cluster_ctarank;
-    setp.eq.u32 %first, %tid, 0;
+    setp.eq.u32 %first, %thread, 0;
     setp.eq.and.u32 %lead, %rank, 0, %first;
     @%first mbarrier.init.shared::cta.b64 [%bar], 1;
     @%first mbarrier.init.shared::cta.b64 [%bar+8], 1;
@@ -85,11 +86,16 @@ def test_byte_mask_keeps_the_other_bytes():
     text = kernel(
         LOAD
         + "mov.u16 %mask, 0x00f1;\n"
-        + STORE.replace("bulk_group [", "bulk_group.cp_mask [").replace("%bytes;", "%bytes, %mask;")
+        + STORE.replace("bulk_group [", "bulk_group.cp_mask [").replace(
+            "%bytes;", "%bytes, %mask;"
+        ),
+        target="sm_100a",
     )
     run(text, out, array)
     chosen = np.tile([True, False, False, False, True, True, True, True] + [False] * 8, 4)
     assert np.array_equal(out, np.where(chosen, array, 200))
+    with pytest.raises(UnsupportedForm, match="sm_100a"):
+        run(text.replace("sm_100a", "sm_90a"), out, array)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +182,7 @@ def test_reuse_of_a_stores_source_needs_commit_and_wait(commit, wait, is_clean):
         store = store.replace("@%first cp.async.bulk.commit_group;", "")
     if not wait:
         store = store.replace("@%first cp.async.bulk.wait_group 0;", "")
-    text = kernel(LOAD + store + "@%first st.shared.b32 [%base], %tid;")
+    text = kernel(LOAD + store + "@%first st.shared.b32 [%base], %thread;")
     array, out = np.arange(64, dtype=np.uint32), np.zeros(64, np.uint32)
     if is_clean:
         run(text, out, array)
@@ -190,8 +196,8 @@ def test_wait_by_another_thread_does_not_cover_the_group():
     text = kernel(
         LOAD
         + store
-        + "setp.eq.u32 %more, %tid, 1; @%more cp.async.bulk.wait_group 0; bar.sync 0;"
-        + "@%first st.shared.b32 [%base], %tid;"
+        + "setp.eq.u32 %more, %thread, 1; @%more cp.async.bulk.wait_group 0; bar.sync 0;"
+        + "@%first st.shared.b32 [%base], %thread;"
     )
     with pytest.raises(RaceError):
         run(text, np.zeros(64, np.uint32), np.arange(64, dtype=np.uint32), async_delay="late")
@@ -245,14 +251,14 @@ ASYNC_TO_PEER = """
     @%first mbarrier.arrive.expect_tx.shared::cta.b64 %state, [%bar], {bytes};
     barrier.cluster.arrive;
     barrier.cluster.wait;
-    shl.b32 %r3, %tid, 4;
+    shl.b32 %r3, %thread, 4;
     add.u32 %r4, %r1, %r3;
     mul.lo.u32 %r5, %rank, 100;
-    add.u32 %r5, %r5, %tid;
+    add.u32 %r5, %r5, %thread;
     {store}
 {wait}
     shl.b32 %r6, %rank, 7;
-    shl.b32 %r7, %tid, 2;
+    shl.b32 %r7, %thread, 2;
     add.u32 %r8, %r6, %r7;
     cvt.u64.u32 %rd0, %r8;
     add.u64 %out, %out, %rd0;
@@ -278,7 +284,7 @@ def run_to_peer(store, load, count, **changes):
 def test_st_async_stores_to_the_peer_and_signals_its_bytes():
     store = (
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 "
-        "[%r4], {%r5, %tid, %tid, %tid}, [%r2];"
+        "[%r4], {%r5, %thread, %thread, %thread}, [%r2];"
     )
     out = run_to_peer(store, "add.u32 %r10, %base, %r3; ld.shared.b32 %r9, [%r10];", 512)
     assert np.array_equal(out, np.arange(32) + np.array([[100], [0]]))

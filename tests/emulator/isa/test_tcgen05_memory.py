@@ -40,7 +40,7 @@ def test_store_in_a_shape_is_undone_by_a_load_in_it(shape):
     repeat = 16 // columns
     count = per_repeat * repeat
     moves = "\n".join(
-        f"    mul.lo.u32 %d{j}, %tid, 1000; add.u32 %d{j}, %d{j}, {j};" for j in range(count)
+        f"    mul.lo.u32 %d{j}, %thread, 1000; add.u32 %d{j}, %d{j}, {j};" for j in range(count)
     )
     loads = "\n".join(f"    st.global.b32 [%rd3+{4 * j}], %d{64 + j};" for j in range(count))
     body = f"""
@@ -49,7 +49,7 @@ def test_store_in_a_shape_is_undone_by_a_load_in_it(shape):
     tcgen05.wait::st.sync.aligned;
     tcgen05.ld.sync.aligned.{shape}.x{repeat}.b32 {registers(count, 64)}, [%lane];
     {WAIT_LD}
-    mul.wide.u32 %rd2, %tid, {4 * count};
+    mul.wide.u32 %rd2, %thread, {4 * count};
     add.u64 %rd3, %out, %rd2;
 {loads}
     """
@@ -60,14 +60,14 @@ def test_store_in_a_shape_is_undone_by_a_load_in_it(shape):
 
 def test_pack_and_unpack_move_halves_of_neighbouring_columns():
     body = f"""
-    mul.lo.u32 %d0, %tid, 0x10001;
+    mul.lo.u32 %d0, %thread, 0x10001;
     add.u32 %d0, %d0, 0x70000;
     tcgen05.st.sync.aligned.32x32b.x1.unpack::16b.b32 [%lane], {{%d0}};
     tcgen05.wait::st.sync.aligned;
     tcgen05.ld.sync.aligned.32x32b.x2.b32 {{%d1, %d2}}, [%lane];
     tcgen05.ld.sync.aligned.32x32b.x1.pack::16b.b32 {{%d3}}, [%lane];
     {WAIT_LD}
-    mul.wide.u32 %rd2, %tid, 16;
+    mul.wide.u32 %rd2, %thread, 16;
     add.u64 %rd3, %out, %rd2;
     st.global.b32 [%rd3], %d0;
     st.global.b32 [%rd3+4], %d1;
@@ -101,7 +101,7 @@ def test_copy_from_shared_memory_fills_lanes(shape, rows, columns, groups):
 
 def test_shift_moves_rows_down_by_one():
     body = f"""
-    mov.u32 %d0, %tid;
+    mov.u32 %d0, %thread;
     tcgen05.st.sync.aligned.32x32b.x8.b32 [%lane], {{{", ".join(["%d0"] * 8)}}};
     tcgen05.wait::st.sync.aligned;
     bar.sync 0;
@@ -120,13 +120,13 @@ def test_shift_moves_rows_down_by_one():
 
 def test_load_with_reduction_exists_on_sm_103_only():
     body = f"""
-    mov.u32 %d0, %tid;
+    mov.u32 %d0, %thread;
     neg.s32 %d1, %d0;
     tcgen05.st.sync.aligned.32x32b.x2.b32 [%lane], {{%d0, %d1}};
     tcgen05.wait::st.sync.aligned;
     tcgen05.ld.red.sync.aligned.32x32b.x2.min.s32 {{%d2, %d3}}, %red, [%lane];
     {WAIT_LD}
-    mul.wide.u32 %rd2, %tid, 4;
+    mul.wide.u32 %rd2, %thread, 4;
     add.u64 %rd3, %out, %rd2;
     st.global.b32 [%rd3], %red;
     """
@@ -156,7 +156,7 @@ def test_memory_that_was_not_freed_is_reported():
         ),
         ("tcgen05.ld.sync.aligned.32x32b.x1.b32 {%d0}, [%lane+200];", OutOfBounds, "not allocated"),
         (
-            "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%d0}, [%tid];",
+            "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%d0}, [%thread];",
             IllegalOperand,
             "differs between lanes",
         ),

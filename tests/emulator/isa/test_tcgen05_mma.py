@@ -60,7 +60,7 @@ def test_product_of_64_rows_uses_16_lanes_of_each_warp():
     body += f"""
     tcgen05.ld.sync.aligned.16x32bx2.x16.b32 {registers(16)}, [%lane], 16;
     {WAIT_LD}
-    mul.wide.u32 %rd2, %tid, 64;
+    mul.wide.u32 %rd2, %thread, 64;
     add.u64 %rd3, %out, %rd2;
 {stores}
 """
@@ -76,7 +76,7 @@ def test_a_may_come_from_tensor_memory():
     words = np.ascontiguousarray(a).view(np.uint32)
     loads = "\n".join(f"    ld.global.b32 %d{j}, [%rd3+{4 * j}];" for j in range(8))
     body = f"""
-    mul.wide.u32 %rd2, %tid, 32;
+    mul.wide.u32 %rd2, %thread, 32;
     add.u64 %rd3, %out, %rd2;
 {loads}
     add.u32 %t1, %lane, 64;
@@ -207,7 +207,7 @@ def test_wait_without_commit_deadlocks():
 
 
 def test_commit_by_another_thread_does_not_cover_the_product():
-    other = "setp.eq.u32 %p, %tid, 32;\n" + COMMIT.replace("@%first", "@%p")
+    other = "setp.eq.u32 %p, %thread, 32;\n" + COMMIT.replace("@%first", "@%p")
     with pytest.raises((RaceError, UninitialisedRead)):
         run_bf16(mma() + other + WAIT_MMA + store_rows(32), async_delay="late")
 
@@ -261,7 +261,7 @@ def test_product_after_a_load_needs_wait_ld_and_a_barrier(is_waited, has_barrier
 
 @pytest.mark.parametrize("is_waited", [True, False])
 def test_overwriting_an_operand_must_wait_for_the_product(is_waited):
-    write = "@%first st.shared.b32 [%sb], %tid;\n"
+    write = "@%first st.shared.b32 [%sb], %thread;\n"
     body = mma() + COMMIT + (WAIT_MMA + write if is_waited else write + WAIT_MMA)
     if is_waited:
         run_bf16(body + store_rows(32))
@@ -294,7 +294,7 @@ def test_products_of_one_thread_are_pipelined():
 
 
 def test_products_of_two_threads_without_order_are_a_race():
-    other = "setp.eq.u32 %p, %tid, 64;\n" + mma(enable="%no", issuer="%p")
+    other = "setp.eq.u32 %p, %thread, 64;\n" + mma(enable="%no", issuer="%p")
     for seed in range(4):
         with pytest.raises(RaceError, match=r"tcgen05\.mma"):
             run_bf16(mma() + other + COMMIT + WAIT_MMA + store_rows(32), seed=seed)
@@ -303,7 +303,7 @@ def test_products_of_two_threads_without_order_are_a_race():
 def test_copy_then_product_of_another_thread_needs_only_a_barrier():
     copy = "@%first tcgen05.cp.cta_group::1.128x256b [%base+64], %da;\n"
     sync = "tcgen05.fence::before_thread_sync; bar.sync 0; tcgen05.fence::after_thread_sync;\n"
-    use = "setp.eq.u32 %p, %tid, 64;\n" + mma(a="[%base+64]", issuer="%p")
+    use = "setp.eq.u32 %p, %thread, 64;\n" + mma(a="[%base+64]", issuer="%p")
     commit = COMMIT.replace("%first", "%p")
     tail = commit + WAIT_MMA.replace("%p,", "%lead,").replace("!%p", "!%lead") + store_rows(32)
     for seed in range(4):

@@ -26,8 +26,8 @@ HEADER = """
 INIT = """
     mov.u32 %base, smem;
     add.u32 %bar, %base, 16384;
-    mov.u32 %tid, %tid.x;
-    setp.eq.u32 %first, %tid, 0;
+    mov.u32 %thread, %tid.x;
+    setp.eq.u32 %first, %thread, 0;
     @%first mbarrier.init.shared::cta.b64 [%bar], 1;
     @%first fence.mbarrier_init.release.cluster;
     bar.sync 0;
@@ -35,7 +35,7 @@ INIT = """
 REGISTERS = """
     .reg .pred %first, %p, %more;
     .reg .b16 %mask;
-    .reg .b32 %base, %bar, %tid, %r<16>, %c<5>;
+    .reg .b32 %base, %bar, %thread, %r<16>, %c<5>;
     .reg .b64 %map, %out, %in, %rd<8>, %state;
 """
 WAIT = """
@@ -45,7 +45,7 @@ wait:
 """
 # Every thread copies its 4-byte words of `bytes` of shared memory to global memory.
 DUMP = """
-    mov.u32 %r1, %tid;
+    mov.u32 %r1, %thread;
 dump:
     setp.ge.u32 %more, %r1, {words};
     @%more bra dump_end;
@@ -61,7 +61,7 @@ dump_end:
 """
 # Every thread copies its words from global to shared memory.
 FILL = """
-    mov.u32 %r1, %tid;
+    mov.u32 %r1, %thread;
 fill:
     setp.ge.u32 %more, %r1, {words};
     @%more bra fill_end;
@@ -363,7 +363,7 @@ def test_tensor_store_of_generic_writes_needs_the_proxy_fence(fence):
             run(text, map_of(array, (32, 8)), box, array)
 
 
-REUSE = "bar.sync 0;\n    st.shared.b32 [%base], %tid;"
+REUSE = "bar.sync 0;\n    st.shared.b32 [%base], %thread;"
 
 
 @pytest.mark.parametrize(
@@ -445,7 +445,7 @@ def test_replaced_tensor_map_in_shared_memory_is_copied_out_and_used():
     edit = """
     // the map travels: parameter -> shared memory -> global memory -> use
     ld.param.u64 %in, [scratch];
-    shl.b32 %r2, %tid, 2;
+    shl.b32 %r2, %thread, 2;
     add.u32 %r3, %base, %r2;
     cvt.u64.u32 %rd1, %r2;
     add.u64 %rd2, %map, %rd1;

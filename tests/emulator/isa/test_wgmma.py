@@ -56,14 +56,14 @@ TEMPLATE = Template(f"""
                   .param .u32 bytes, .param .u32 bytesb)
 {{
     .reg .pred %first, %p, %yes;
-    .reg .b32 %sa, %sb, %bar, %tid, %bytes, %bytesb, %total, %t<8>, %d<128>, %a<4>;
+    .reg .b32 %sa, %sb, %bar, %thread, %bytes, %bytesb, %total, %t<8>, %d<128>, %a<4>;
     .reg .b64 %out, %in, %inb, %frag, %da, %db, %rd<8>, %state;
     mov.u32 %sa, smem;
     add.u32 %sb, %sa, {B_AT};
     add.u32 %bar, %sa, {BAR_AT};
-    mov.u32 %tid, %tid.x;
-    setp.eq.u32 %first, %tid, 0;
-    setp.eq.u32 %yes, %tid, %tid;
+    mov.u32 %thread, %tid.x;
+    setp.eq.u32 %first, %thread, 0;
+    setp.eq.u32 %yes, %thread, %thread;
     @%first mbarrier.init.shared::cta.b64 [%bar], 1;
     bar.sync 0;
     ld.param.u64 %out, [out];
@@ -73,7 +73,7 @@ TEMPLATE = Template(f"""
     ld.param.u32 %bytes, [bytes];
     ld.param.u32 %bytesb, [bytesb];
     add.u32 %total, %bytes, %bytesb;
-    mul.wide.u32 %rd0, %tid, 4;
+    mul.wide.u32 %rd0, %thread, 4;
     add.u64 %out, %out, %rd0;
     add.u64 %frag, %frag, %rd0;
 $copies
@@ -375,7 +375,7 @@ def test_write_of_an_a_register_must_wait(place_of_write):
 
 GENERIC_FILL = """
     // every thread writes words of both operands with ordinary stores
-    mov.u32 %t1, %tid;
+    mov.u32 %t1, %thread;
 fill:
     shl.b32 %t2, %t1, 2;
     cvt.u64.u32 %rd2, %t2;
@@ -420,7 +420,7 @@ def test_operands_written_by_threads_need_proxy_fence_and_barrier(fence, barrier
 
 @pytest.mark.parametrize("is_waited", [True, False])
 def test_overwriting_an_operand_must_wait(is_waited):
-    write = "st.shared.b32 [%sb], %tid;"
+    write = "st.shared.b32 [%sb], %thread;"
     text = kernel(32, width=32, **{"after" if is_waited else "between": f"@%first {write}"})
     if is_waited:
         for seed in range(3):
@@ -466,14 +466,14 @@ def test_descriptor_with_reserved_bits_is_a_fault():
 
 
 def test_warps_with_other_descriptors_are_a_fault():
-    shift = "shr.u32 %t0, %tid, 5; cvt.u64.u32 %rd1, %t0; add.u64 %da, %da, %rd1;"
+    shift = "shr.u32 %t0, %thread, 5; cvt.u64.u32 %rd1, %t0; add.u64 %da, %da, %rd1;"
     with pytest.raises(IllegalOperand, match="descriptor of A"):
         attempt(kernel(32, width=32, before=shift))
 
 
 def test_a_warp_that_leaves_out_the_product_deadlocks_the_others():
-    skip = "setp.ge.u32 %p, %tid, 96; @%p bra out;"
-    text = kernel(32, width=32, before=skip, wait="wgmma.wait_group.sync.aligned 0; out:")
+    skip = "setp.ge.u32 %p, %thread, 96; @%p bra leave;"
+    text = kernel(32, width=32, before=skip, wait="wgmma.wait_group.sync.aligned 0; leave:")
     text = text.replace("    st.global", "    @!%p st.global")
     with pytest.raises(DeadlockError, match=r"not by warps \[3\]"):
         attempt(text)

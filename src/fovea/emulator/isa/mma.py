@@ -6,6 +6,7 @@ Source: PTX ISA 9.7.15.5 (fragment figures).
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,55 +23,63 @@ from fovea.emulator.isa import instruction
 from fovea.emulator.isa.instruction import ALL_LANES, Array, Decoded, Instruction
 from fovea.emulator.ptx.types import LANES
 
-_GROUP, _MEMBER = np.arange(LANES) // 4, np.arange(LANES) % 4
 _COLUMNS = 8
 _BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1, "f64": 8}
 
 
-def _rows_of(register: int) -> Array:
-    """Return the row each lane's register of A holds: pairs of registers are 8 rows apart."""
-    return _GROUP + 8 * (register & 1)
+@cache
+def _places(kind: str, rows: int, registers: int, per: int) -> Array:
+    """Return, for each element of A, B or C, its place in a [registers, lanes, per] block.
+
+    Fragments: pairs of registers of A (and C) are 8 rows apart; a lane holds `per` consecutive
+    elements along K (along N for C).
+    """
+    number, lane, element = np.meshgrid(
+        np.arange(registers), np.arange(LANES), np.arange(per), indexing="ij"
+    )
+    group, member = lane // 4, lane % 4
+    if kind == "a":
+        stride = 2 if rows == 16 else 1
+        row = group + 8 * (number % stride)
+        column = 4 * per * (number // stride) + member * per + element
+        shape = (rows, 4 * per * registers // stride)
+    elif kind == "b":
+        row, column = 4 * per * number + member * per + element, group
+        shape = (4 * per * registers, _COLUMNS)
+    else:
+        row, column = group + 8 * (number // 2), 2 * member + number % 2
+        shape = (rows, _COLUMNS)
+    places = np.zeros(shape, np.intp)
+    places[row, column] = np.arange(number.size).reshape(number.shape)
+    return places
+
+
+def _gather(kind: str, registers: Sequence[Array], dtype: Any, rows: int) -> Array:
+    block = np.array(registers).view(dtype)
+    per = block.size // (len(registers) * LANES)
+    return block.reshape(-1)[_places(kind, rows, len(registers), per)]
 
 
 def gather_a(registers: Sequence[Array], dtype: Any, rows: int) -> Array:
-    """Return A (rows x K) from its fragment; `dtype` is the raw unsigned element type."""
-    values = [np.ascontiguousarray(r).view(dtype).reshape(LANES, -1) for r in registers]
-    per = values[0].shape[1]
-    stride = 2 if rows == 16 else 1
-    result = np.zeros((rows, 4 * per * (len(values) // stride)), values[0].dtype)
-    for number, value in enumerate(values):
-        row = _rows_of(number) if rows == 16 else _GROUP
-        start = 4 * per * (number // stride)
-        for element in range(per):
-            result[row, start + _MEMBER * per + element] = value[:, element]
-    return result
+    """Return A (rows x K) from its fragment; `dtype` is the element type of the registers."""
+    return _gather("a", registers, dtype, rows)
 
 
 def gather_b(registers: Sequence[Array], dtype: Any) -> Array:
     """Return B (K x 8) from its fragment."""
-    values = [np.ascontiguousarray(r).view(dtype).reshape(LANES, -1) for r in registers]
-    per = values[0].shape[1]
-    result = np.zeros((4 * per * len(values), _COLUMNS), values[0].dtype)
-    for number, value in enumerate(values):
-        for element in range(per):
-            result[4 * per * number + _MEMBER * per + element, _GROUP] = value[:, element]
-    return result
+    return _gather("b", registers, dtype, _COLUMNS)
 
 
 def gather_c(registers: Sequence[Array], rows: int, dtype: Any) -> Array:
     """Return C (rows x 8) from its fragment of full-width registers."""
-    result = np.zeros((rows, _COLUMNS), dtype)
-    for number, value in enumerate(registers):
-        result[_GROUP + 8 * (number // 2), 2 * _MEMBER + number % 2] = value
-    return result
+    return _gather("c", registers, dtype, rows)
 
 
 def scatter_d(matrix: Array, count: int) -> list[Array]:
     """Return the fragment of D as full-width registers."""
-    return [
-        np.ascontiguousarray(matrix[_GROUP + 8 * (n // 2), 2 * _MEMBER + n % 2])
-        for n in range(count)
-    ]
+    block = np.empty(count * LANES, matrix.dtype)
+    block[_places("c", matrix.shape[0], count, 1)] = matrix
+    return list(block.reshape(count, LANES))
 
 
 def _check(ins: Instruction, w: Any, mask: Array) -> None:
