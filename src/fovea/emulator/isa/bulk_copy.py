@@ -205,16 +205,23 @@ def _to_cluster(i: Instruction, reduction: str | None, element: str) -> Any:
 
 
 @instruction(
-    "cp.async.bulk.global.shared::cta.bulk_group{.L2::cache_hint}{.cp_mask} "
-    "[d], [a], size{, cache-policy}{, byteMask}",
+    "cp.async.bulk.global.shared::cta.bulk_group{.L2::cache_hint} [d], [a], size{, cache-policy}",
     source=f"{_SOURCE}.1",
     evidence="manual-only",
     kind="copy",
 )
+@instruction(
+    "cp.async.bulk.global.shared::cta.bulk_group{.L2::cache_hint}.cp_mask "
+    "[d], [a], size{, cache-policy}{, byteMask}",
+    source=f"{_SOURCE}.1",
+    evidence="manual-only",
+    targets="sm_100,sm_100a,sm_103,sm_103a,sm_110a,sm_120,sm_120a",
+    kind="copy",
+)
 def cp_async_bulk_store(i: Instruction) -> Any:
-    """Copy shared memory to global memory."""
+    """Copy shared memory to global memory, all bytes or those of a mask."""
     if i.has("cp_mask") != i.has("byteMask"):
-        raise i.error(".cp_mask and its byteMask operand go together")
+        raise i.error(".cp_mask needs its byteMask operand")
     return _to_global(i, None, "")
 
 
