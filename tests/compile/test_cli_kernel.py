@@ -3,10 +3,12 @@
 import pytest
 import torch
 
+import fovea
 from fovea.arch import SM90, SM100
 from fovea.cli.call import Call, Shape
 from fovea.cli.disassembly import find_nvdisasm
 from fovea.cli.kernel import compile_forward, resource_table
+from fovea.compile import cache
 from fovea.errors import UnsupportedError
 from fovea.problem import Request, make_dense
 
@@ -22,8 +24,8 @@ def _problem():
 
 def test_kernel_is_compiled_once_and_its_table_tells_its_record():
     kernel = compile_forward(_problem(), SM90)
-    assert not kernel.was_cached
-    assert compile_forward(_problem(), SM90).was_cached
+    assert kernel.origin == "the compiler"
+    assert compile_forward(_problem(), SM90).origin == "the disk cache"
     (resources,) = kernel.artifact.record.kernels.values()
     table = resource_table(kernel)
     names, values = (list(column.cells) for column in table.columns)
@@ -45,3 +47,12 @@ def test_kernel_is_compiled_once_and_its_table_tells_its_record():
 def test_architecture_without_a_kernel_raises_with_the_way_out():
     with pytest.raises(UnsupportedError, match=r"sm100.*reference"):
         compile_forward(_problem(), SM100)
+
+
+@pytest.mark.slow  # compiles every variant of the call
+def test_kernel_of_a_bundle_says_so(tmp_path, monkeypatch):
+    problem = _problem()
+    fovea.precompile(problem.q, problem.k, problem.v, causal=True, bundle=tmp_path / "b", workers=2)
+    monkeypatch.setenv("FOVEA_BUNDLE", str(tmp_path / "b"))
+    monkeypatch.setattr(cache, "_in_process", {})
+    assert compile_forward(problem, SM90).origin == "the bundle"

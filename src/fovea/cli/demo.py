@@ -118,9 +118,9 @@ def _gradients(console: Console, call: DemoCall) -> None:
 def _kernel(console: Console, call: DemoCall, device: torch.device) -> None:
     arch = arch_of(device) or SM90
     kernel = compile_forward(make_dense(call.q, call.k, call.v, Request(**call.keywords)), arch)
-    how = "taken from the cache" if kernel.was_cached else "compiled without a GPU"
     console.print(
-        f"[bold]Kernel[/]  the same call for {arch.target}: {how}, {kernel.seconds:.2f} s"
+        f"[bold]Kernel[/]  the same call for {arch.target}, from {kernel.origin} "
+        f"in {kernel.seconds:.2f} s"
     )
     console.print(resource_table(kernel))
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
+from fovea import env
 from fovea.arch import Arch
 from fovea.cli.disassembly import InstructionCounts, count_instructions
 from fovea.compile import cache, key
@@ -27,8 +28,8 @@ class CompiledKernel:
     """A compiled forward kernel.
 
     Attributes:
-        seconds: how long it took to have it, from the cache or the compiler.
-        was_cached: whether it lay in the disk cache.
+        seconds: how long it took to have it.
+        origin: where it came from: "the disk cache", "the bundle" or "the compiler".
         counts: instructions of its machine code, None where no nvdisasm is installed.
     """
 
@@ -36,7 +37,7 @@ class CompiledKernel:
     plan: ForwardPlan
     artifact: Artifact
     seconds: float
-    was_cached: bool
+    origin: str
     counts: InstructionCounts | None
 
 
@@ -51,15 +52,21 @@ def compile_forward(problem: AttentionProblem, arch: Arch) -> CompiledKernel:
         raise UnsupportedError(f"no kernel for this call: {lack}; the reference takes it")
     plan = select.forward_plan(problem, arch)
     variant, target = ForwardVariant(plan), CompileTarget(arch=arch.target)
-    was_cached = cache.default_cache().load(key.cache_key(variant, target)) is not None
+    is_cached = cache.default_cache().load(key.cache_key(variant, target)) is not None
     start = time.perf_counter()
     artifact = cache.get_artifact(variant, target)
+    seconds = time.perf_counter() - start
+    bundle = env.bundle()
+    if bundle is not None and artifact.directory and artifact.directory.is_relative_to(bundle):
+        origin = "the bundle"
+    else:
+        origin = "the disk cache" if is_cached else "the compiler"
     return CompiledKernel(
         arch=arch,
         plan=plan,
         artifact=artifact,
-        seconds=time.perf_counter() - start,
-        was_cached=was_cached,
+        seconds=seconds,
+        origin=origin,
         counts=count_instructions(artifact.cubin),
     )
 
