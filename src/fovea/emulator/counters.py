@@ -5,7 +5,13 @@ are exact and cost one dictionary update per block; classes are derived from the
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
+
+from fovea.emulator.isa.instruction import Instruction
+from fovea.emulator.ptx.types import size_bytes
+
+_TILE_BYTES = 128  # of one 8x8 tile of 16-bit elements (ldmatrix, stmatrix)
 
 
 class Counters:
@@ -31,3 +37,26 @@ class Counters:
             totals[f"waited_steps.{name}"] += steps
         self.by_warp[warp.cta.index, warp.index] = totals
         self.sums.update(totals)
+
+
+def instruction_costs(instruction: Instruction) -> Iterator[tuple[str, int, int]]:
+    """Yield (counter, amount per warp, amount per lane) of one execution of an instruction.
+
+    Guarded instructions count as executed by all lanes of the warp that reach them.
+    """
+    entry = instruction.entry
+    mnemonic = entry.form.mnemonic
+    yield f"instructions.{entry.kind}", 1, 0
+    if entry.kind == "mufu":
+        yield f"mufu.{mnemonic}", 0, 1
+    if mnemonic in ("ld", "st") and entry.family == "load_store":
+        space = (instruction["space"] or "generic").partition("::")[0]
+        size = size_bytes(instruction["type"]) * int(instruction["vec"][1:] or 1)
+        yield f"{space}_{'load' if mnemonic == 'ld' else 'store'}_bytes", 0, size
+    if mnemonic in ("ldmatrix", "stmatrix") and instruction["num"]:
+        tiles = int(instruction["num"][1:]) * (2 if "m16n16" in instruction.opcode else 1)
+        yield (
+            f"shared_{'load' if mnemonic == 'ldmatrix' else 'store'}_bytes",
+            _TILE_BYTES * tiles,
+            0,
+        )

@@ -68,6 +68,8 @@ class Scheduler:
                 position = int(self._random() * len(self._active))
                 warp = self._active[position]
                 self._run_warp(warp)
+                if machine.trace is not None:
+                    machine.trace.run(warp, machine.step)
                 if not self._can_run(warp):
                     self._active[position] = self._active[-1]
                     self._active.pop()
@@ -235,6 +237,11 @@ class Scheduler:
             ) from error
         if moved:
             self._machine.notify()
+            operation = cluster.engine.current
+            if self._machine.trace is not None and operation is not None and operation.is_complete:
+                self._machine.trace.instant(
+                    operation.access.warp, f"{operation.kind} done", self._machine.step
+                )
         return moved
 
     # --- progress ---------------------------------------------------------------------------

@@ -21,9 +21,9 @@ class Trace:
         if step > wait.since:
             self._span(warp, f"wait {wait.name}", wait.since, step, {"for": wait.describe()})
 
-    def run(self, warp: Any, start: int, line: int) -> None:
+    def run(self, warp: Any, step: int) -> None:
         """Note that a warp ran during one step."""
-        self._span(warp, "run", start, start + 1, {"PTX line": line})
+        self._span(warp, "run", step, step + 1, {"segment": warp.current.pc})
 
     def instant(self, warp: Any, name: str, step: int) -> None:
         """Note a moment, such as the completion of a copy."""

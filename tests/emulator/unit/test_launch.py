@@ -152,3 +152,14 @@ def test_trace_without_option_is_refused(tmp_path) -> None:
     result = _load_body("").launch("k", 1, 32)
     with pytest.raises(ValueError, match="trace=True"):
         result.write_trace(tmp_path / "trace.json")
+
+
+def test_counters_sum_bytes_by_state_space() -> None:
+    body = """.shared .align 16 .b8 s[1024]; .reg .b32 %a, %t, %v<4>;
+    mov.u32 %t, %tid.x; shl.b32 %t, %t, 4; mov.u32 %a, s; add.u32 %a, %a, %t;
+    st.shared.v4.b32 [%a], {%t, %t, %t, %t}; ld.shared.v4.b32 {%v0, %v1, %v2, %v3}, [%a];
+    ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%v0, %v1, %v2, %v3}, [%a];"""
+    result = _load_body(body).launch("k", 1, 32)
+    assert result.counters["shared_store_bytes"] == 32 * 16
+    assert result.counters["shared_load_bytes"] == 32 * 16 + 4 * 128
+    assert result.counters_by_warp[(0, 0, 0), 0]["instructions.memory"] == 3

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from fovea.emulator.counters import instruction_costs
 from fovea.emulator.errors import PtxError
 from fovea.emulator.isa import find
 from fovea.emulator.isa.instruction import (
@@ -168,11 +169,10 @@ class KernelProgram:
         costs = self._costs.get(number)
         if costs is None:
             costs = self._costs[number] = [
-                (f"instructions.{i.entry.kind}", 1, 0) for i in self.segments[number].instructions
+                cost
+                for instruction in self.segments[number].instructions
+                for cost in instruction_costs(instruction)
             ]
-            for i in self.segments[number].instructions:
-                if i.entry.kind == "mufu":
-                    costs.append((f"mufu.{i.entry.form.mnemonic}", 0, 1))
         return costs
 
     def function(self, segment: Segment, is_full: bool) -> Compiled:
