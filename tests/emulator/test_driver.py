@@ -8,7 +8,8 @@ import threading
 import numpy as np
 import pytest
 
-from fovea.emulator.driver import Launch, Launcher
+from fovea.emulator import Options, OutOfBounds
+from fovea.emulator.driver import Launch, Launcher, load_launcher
 from fovea.emulator.host_arguments import (
     CTensor,
     Pointer,
@@ -419,3 +420,73 @@ def test_pointer_argument_makes_its_array_reachable(ffi_object):
         launcher(ffi_object, lambda launch: launch)(np.zeros(8, np.int8), Pointer(array=array))
     (first, _second) = launcher(ffi_object, lambda launch: launch)(array, 1.0, memory=[extra])
     assert [item.address for item in first.arrays] == [array.address, extra.address]
+
+
+# --- with the machine behind it -------------------------------------------------------------------
+
+SCALE_PTX = """
+.version 8.6
+.target sm_90a
+.address_size 64
+.visible .entry scale(.param .u64 data, .param .u32 count, .param .f64 factor)
+{
+    .reg .pred %p;
+    .reg .b32 %r<6>;
+    .reg .f32 %f<3>;
+    .reg .f64 %d;
+    .reg .b64 %rd<4>;
+    mov.u32 %r0, %tid.x;
+    mov.u32 %r1, %ctaid.x;
+    setp.ge.u32 %p, %r0, 4;
+    @%p ret;
+    mad.lo.u32 %r2, %r1, 4, %r0;
+    ld.param.u64 %rd0, [data];
+    ld.param.f64 %d, [factor];
+    cvt.rn.f32.f64 %f0, %d;
+    mul.wide.u32 %rd1, %r2, 4;
+    add.u64 %rd2, %rd0, %rd1;
+    ld.global.f32 %f1, [%rd2];
+    mul.f32 %f2, %f1, %f0;
+    st.global.f32 [%rd2], %f2;
+    ret;
+}
+"""
+
+
+def test_loaded_launcher_runs_its_kernels_on_the_callers_memory(ffi_object):
+    array = np.arange(16, dtype=np.float32)
+    first, second = load_launcher(ffi_object, SCALE_PTX)(array, 3.0, options=Options(seed=1))
+    assert np.array_equal(array, np.arange(16) * 9.0)
+    assert first.kernel == second.kernel == "scale"
+
+
+def test_arrays_that_overlap_are_one_allocation(ffi_object):
+    base = np.arange(32, dtype=np.float32)
+    other = device_array(base[4:])
+    load_launcher(ffi_object, SCALE_PTX)(base[:16], 2.0, memory=[other])
+    assert np.array_equal(base[:16], np.arange(16) * 4.0)
+    assert np.array_equal(base[16:], np.arange(16, 32))
+
+
+def test_kernel_fault_reaches_the_caller_of_the_launcher(ffi_object):
+    array = np.zeros(16, np.float32)
+    beyond = SCALE_PTX.replace("add.u64 %rd2, %rd0, %rd1;", "add.u64 %rd2, %rd0, 65536;")
+    with pytest.raises(OutOfBounds, match=r"ld\.global"):
+        load_launcher(ffi_object, beyond)(array, 1.0)
+
+
+def test_read_only_array_cannot_be_written_by_a_kernel(ffi_object):
+    array = np.ones(16, np.float32)
+    array.flags.writeable = False
+    with pytest.raises(OutOfBounds, match="read-only"):
+        load_launcher(ffi_object, SCALE_PTX)(array, 2.0)
+    assert (array == 1).all()
+
+
+def test_launcher_is_told_the_options_number_of_sms():
+    # This launcher returns the attribute as its status.
+    end = "%sms = load i32, ptr %queried\n  ret i32 %sms\n}}\ndeclare void @llvm"
+    text = FFI_LAUNCHER.replace("ret i32 0\n}}\ndeclare void @llvm", end)
+    call = load_launcher(compile_ir(text.format(attribute=16)), SCALE_PTX)
+    with pytest.raises(LauncherError, match="status 77"):
+        call(np.zeros(8, np.float32), 1.0, options=Options(num_sms=77))
