@@ -1,110 +1,12 @@
-"""The instruction registry: which forms exist, and the function that decodes each.
+"""The instruction set: one module per family of instructions, and their registry.
 
-Lives here: the `@instruction` decorator, look-up of an opcode, the list behind the coverage table.
-Not here: the instructions (one module per family in this package). Invariant: an opcode that
-matches no form raises `UnsupportedForm`; there is no default.
+Lives here: what a family module needs to register its forms. Not here: the registry itself
+(`registry.py`), operand access (`instruction.py`).
 """
 
-import importlib
-import pkgutil
-from collections.abc import Callable, Iterator
-
-from fovea.emulator.errors import UnsupportedForm
-from fovea.emulator.isa.forms import Decoder, Entry, Modifiers, parse_form
-
-# Imported here, before the decorator of the same name is defined: importing a submodule for the
-# first time sets an attribute of the package.
+# `instruction` the decorator hides `instruction` the submodule, which `sys.modules` keeps: the
+# submodule is imported first, because importing it sets the attribute of the same name.
 from fovea.emulator.isa.instruction import Instruction
-
-EVIDENCE = ("silicon-sm90", "manual-only", "inferred")
-
-_ENTRIES: dict[str, list[Entry]] = {}
-_loaded = False
-
-
-def instruction(
-    *notations: str,
-    source: str,
-    evidence: str,
-    targets: str = "",
-    kind: str = "alu",
-    **sets: str,
-) -> Callable[[Decoder], Decoder]:
-    """Register the decorated decoder for one or more forms in the manual's notation.
-
-    Args:
-        notations: e.g. `"add.type d, a, b"`; see `isa/forms.py`.
-        source: where the meaning is written, e.g. "PTX ISA 9.7.1.1".
-        evidence: "silicon-sm90", "manual-only" or "inferred".
-        targets: comma-separated targets that have it (e.g. "sm_90a"); empty means all.
-        kind: instruction class for the counters (alu, mufu, memory, mma, sync, copy, control).
-        sets: the values of each named qualifier, separated by spaces.
-    """
-    if evidence not in EVIDENCE:
-        raise ValueError(f"evidence={evidence!r} is not one of {EVIDENCE}")
-
-    def register(decode: Decoder) -> Decoder:
-        family = decode.__module__.rpartition(".")[2]
-        for notation in notations:
-            form = parse_form(notation, sets)
-            _ENTRIES.setdefault(form.mnemonic, []).append(
-                Entry(form, decode, source, evidence, family, targets, kind)
-            )
-        return decode
-
-    return register
-
-
-def load_families() -> None:
-    """Import every module of this package, so that its forms are registered."""
-    global _loaded
-    if _loaded:
-        return
-    for found in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{found.name}")
-    _loaded = True
-
-
-def entries() -> Iterator[Entry]:
-    """Yield every registered form, in order of mnemonic."""
-    load_families()
-    for mnemonic in sorted(_ENTRIES):
-        yield from _ENTRIES[mnemonic]
-
-
-def find(
-    opcode: str, operand_count: int, line: int, target: str
-) -> tuple[Entry, Modifiers, tuple[str, ...]]:
-    """Return the entry, bound qualifiers and operand names for an opcode as written.
-
-    Raises:
-        UnsupportedForm: no registered form matches; the message lists the nearest ones.
-    """
-    load_families()
-    mnemonic, *qualifiers = opcode.split(".")
-    candidates = _ENTRIES.get(mnemonic, [])
-    wrong_count = wrong_target = ""
-    for entry in candidates:
-        modifiers = entry.form.match(tuple(qualifiers))
-        if modifiers is None:
-            continue
-        names = entry.form.bind(operand_count, modifiers)
-        if names is None:
-            wrong_count = entry.form.notation
-        elif entry.targets and target not in entry.targets.split(","):
-            wrong_target = entry.targets
-        else:
-            return entry, modifiers, names
-    if wrong_target:
-        reason = f"exists on {wrong_target} only, the module's target is {target}"
-    elif wrong_count:
-        reason = f"has {operand_count} operands; the form is `{wrong_count}`"
-    elif candidates:
-        known = "; ".join(sorted({entry.form.notation for entry in candidates})[:6])
-        reason = f"is a form the emulator does not implement; it has: {known}"
-    else:
-        reason = "is an instruction the emulator does not implement"
-    raise UnsupportedForm(f"`{opcode}` {reason}. To add it see emulator/README.md", line, opcode)
-
+from fovea.emulator.isa.registry import EVIDENCE, entries, find, instruction, load_families
 
 __all__ = ["EVIDENCE", "Instruction", "entries", "find", "instruction", "load_families"]

@@ -1,6 +1,6 @@
 """One decoded instruction, and the accessors its decoder builds its action from.
 
-A decoder (see `isa/__init__.py`) gets an `Instruction` once per static instruction and returns
+A decoder (see `isa/registry.py`) gets an `Instruction` once per static instruction and returns
 either `Inline` (Python expressions pasted into the compiled block) or an action
 `run(warp, mask) -> Wait | None` called each time a warp gets there.
 Lives here: operand access. Not here: control flow and block compilation (`machine/blocks.py`).

@@ -222,57 +222,22 @@ class LazyShadow(Shadow):
             self._is_made = True
 
 
-def _threads(warp: Warp) -> Array:
-    return np.arange(LANES, dtype=np.uint32) + np.uint32(warp.index * LANES)
-
-
 def special_register(warp: Warp, name: str) -> tuple[Array, bool]:
     """Return (32 lanes, whether they never change) of a special register.
 
     Raises:
         PtxError: the emulator does not know the register.
     """
-    cta = warp.cta
-    cluster = cta.cluster
-    machine = cluster.machine
     head, _, component = name.partition(".")
     if component in ("x", "y", "z"):
-        d = "xyz".index(component)
-        nx, ny, _ = machine.block
-        if head == "%tid":
-            tid = _threads(warp)
-            return (tid % nx, tid // nx % ny, tid // (nx * ny))[d].astype(np.uint32), True
-        vectors: dict[str, tuple[int, ...]] = {
-            "%ntid": machine.block,
-            "%ctaid": cta.index,
-            "%nctaid": machine.grid,
-            "%clusterid": cluster.index,
-            "%nclusterid": machine.cluster_grid,
-            "%cluster_ctaid": cta.rank_index,
-            "%cluster_nctaid": cluster.shape,
-        }
-        if head in vectors:
-            return np.full(LANES, vectors[head][d], np.uint32), True
+        value = _vector_register(warp, head, "xyz".index(component))
+        if value is not None:
+            return value, True
+    scalar = _scalar_register(warp, name)
+    if scalar is not None:
+        return np.full(LANES, scalar, np.uint32), True
     lane = np.arange(LANES, dtype=np.uint32)
     one = np.uint32(1)
-    scalars: dict[str, int] = {
-        "%warpid": warp.index,
-        "%nwarpid": 64,
-        "%cluster_ctarank": cta.rank,
-        "%cluster_nctarank": len(cluster.ctas),
-        "%is_explicit_cluster": int(len(cluster.ctas) > 1),
-        "%smid": (cluster.number * len(cluster.ctas) + cta.rank) % machine.options.num_sms,
-        "%nsmid": machine.options.num_sms,
-        "%gridid": 0,
-        "%dynamic_smem_size": machine.program.dynamic_bytes(machine.shared_bytes),
-        "%total_smem_size": machine.shared_bytes,
-        "%aggr_smem_size": machine.shared_bytes + SHARED_RESERVED_BYTES,
-        "%reserved_smem_offset_begin": 0,
-        "%reserved_smem_offset_end": SHARED_RESERVED_BYTES,
-        "%reserved_smem_offset_cap": SHARED_RESERVED_BYTES,
-    }
-    if name in scalars:
-        return np.full(LANES, scalars[name], np.uint32), True
     lanes: dict[str, Array] = {
         "%laneid": lane,
         "%lanemask_eq": one << lane,
@@ -283,23 +248,61 @@ def special_register(warp: Warp, name: str) -> tuple[Array, bool]:
     }
     if name in lanes:
         return lanes[name], True
-    clocks = (
-        "%clock",
-        "%clock64",
-        "%clock_hi",
-        "%globaltimer",
-        "%globaltimer_lo",
-        "%globaltimer_hi",
-    )
-    if name in clocks:
-        machine.time += 1
-        now = machine.step * 16 + machine.time
-        if name.endswith("_hi"):
-            now >>= 32
-        wide = name in ("%clock64", "%globaltimer")
-        value = now if wide else now & 0xFFFFFFFF
-        return np.full(LANES, value, np.uint64 if wide else np.uint32), False
+    if name.startswith(("%clock", "%globaltimer")):
+        return _time_register(warp.cta.cluster.machine, name), False
     raise PtxError(f"special register {name} is not implemented")
+
+
+def _vector_register(warp: Warp, head: str, dimension: int) -> Array | None:
+    cta = warp.cta
+    machine = cta.cluster.machine
+    if head == "%tid":
+        nx, ny, _ = machine.block
+        tid = np.arange(LANES, dtype=np.uint32) + np.uint32(warp.index * LANES)
+        return (tid % nx, tid // nx % ny, tid // (nx * ny))[dimension].astype(np.uint32)
+    vectors: dict[str, tuple[int, ...]] = {
+        "%ntid": machine.block,
+        "%ctaid": cta.index,
+        "%nctaid": machine.grid,
+        "%clusterid": cta.cluster.index,
+        "%nclusterid": machine.cluster_grid,
+        "%cluster_ctaid": cta.rank_index,
+        "%cluster_nctaid": cta.cluster.shape,
+    }
+    return np.full(LANES, vectors[head][dimension], np.uint32) if head in vectors else None
+
+
+def _scalar_register(warp: Warp, name: str) -> int | None:
+    cta = warp.cta
+    cluster = cta.cluster
+    machine = cluster.machine
+    size = len(cluster.ctas)
+    return {
+        "%warpid": warp.index,
+        "%nwarpid": 64,
+        "%cluster_ctarank": cta.rank,
+        "%cluster_nctarank": size,
+        "%is_explicit_cluster": int(size > 1),
+        "%smid": (cluster.number * size + cta.rank) % machine.options.num_sms,
+        "%nsmid": machine.options.num_sms,
+        "%gridid": 0,
+        "%dynamic_smem_size": machine.program.dynamic_bytes(machine.shared_bytes),
+        "%total_smem_size": machine.shared_bytes,
+        "%aggr_smem_size": machine.shared_bytes + SHARED_RESERVED_BYTES,
+        "%reserved_smem_offset_begin": 0,
+        "%reserved_smem_offset_end": SHARED_RESERVED_BYTES,
+        "%reserved_smem_offset_cap": SHARED_RESERVED_BYTES,
+    }.get(name)
+
+
+def _time_register(machine: Machine, name: str) -> Array:
+    """Return a time that grows with scheduler steps and with every reading."""
+    machine.time += 1
+    now = machine.step * 16 + machine.time
+    if name.endswith("_hi"):
+        now >>= 32
+    is_wide = name in ("%clock64", "%globaltimer")
+    return np.full(LANES, now if is_wide else now & 0xFFFFFFFF, np.uint64 if is_wide else np.uint32)
 
 
 def check_geometry(grid: Dim, block: Dim, cluster: Dim) -> None:
