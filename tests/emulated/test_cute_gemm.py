@@ -35,7 +35,11 @@ def k_major(tmp_path_factory):
     return export(tmp_path_factory.mktemp("k_ffi"), "k", "ffi")
 
 
-@pytest.fixture(scope="module", params=["k-ffi", "mn-ffi", "k-c"])
+# V of the attention kernels is "mn" too, so that export may wait for the slow tests.
+_MN = pytest.param("mn-ffi", marks=pytest.mark.slow)
+
+
+@pytest.fixture(scope="module", params=["k-ffi", _MN, "k-c"])
 def exported(request, tmp_path_factory, k_major):
     if request.param == "k-ffi":
         return k_major

@@ -241,7 +241,7 @@ def _mismatch(
     ("group", "wide_integers"),
     [
         ("integers", False),
-        ("integers", True),
+        pytest.param("integers", True, marks=pytest.mark.slow),
         ("floats", False),
         ("others", False),
         pytest.param("others", True, marks=pytest.mark.slow),

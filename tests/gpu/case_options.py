@@ -99,6 +99,19 @@ def row_reduction(shape: Shape, device: torch.device) -> Options:
     return {"score_mod": score_mod}
 
 
+def many_row_values(shape: Shape, device: torch.device) -> Options:
+    """More captured values a row than a kernel keeps in registers, each read by itself."""
+    a = normal((shape.seqlen_q, 12), seed=18, device=device)
+    b_rows = normal((_keys(shape), 2), seed=19, device=device)
+
+    def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        for i in range(12):
+            score = score + a[q_idx, i] * b_rows[kv_idx, i % 2]
+        return score
+
+    return {"score_mod": score_mod}
+
+
 def wild_integers(shape: Shape, device: torch.device) -> Options:
     """Division, remainder and shifts of negative numbers, by ints, int64 and 0-d tensors."""
     divisor, shift = 7, 3

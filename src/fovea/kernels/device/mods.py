@@ -97,6 +97,11 @@ class ModEvaluator:
         """How many captured values depend on the key alone."""
         return len(self._loads(lambda depends: depends == {"kv_idx"}))
 
+    @property
+    def loads_by_row(self) -> int:
+        """How many captured values do not depend on the key."""
+        return len(self._loads(lambda depends: depends <= {"q_idx"}))
+
     def prefetch(self, position: Position) -> None:
         """Load what depends on a column's key alone, for both rows."""
         for node_idx in self._loads(lambda depends: depends == {"kv_idx"}):

@@ -24,6 +24,8 @@ from fovea.plan.roles import WARP_SIZE
 
 # Captured values that may wait in registers for S; more would spill.
 _PREFETCHED_REGISTERS = 32
+# Captured values that may stay in registers for a whole query tile.
+_HOISTED_REGISTERS = 16
 
 
 class Scalars(NamedTuple):
@@ -43,7 +45,7 @@ class ScoreContext(NamedTuple):
     band: Band
     scalars: Scalars
     mods: ModTable
-    hoisted: tuple  # per mod, captured values that do not depend on the key
+    hoisted: tuple  # per mod, captured values that do not depend on the key; () if too many
 
 
 def make_score_context(
@@ -66,11 +68,15 @@ def make_score_context(
         mods=mods,
         hoisted=(),
     )
-    hoisted = tuple(
-        () if evaluator is None else evaluator.hoist(_rows(context))
-        for evaluator in (_evaluator(plan, context, name) for name in ModTable._fields)
-    )
-    return context._replace(hoisted=hoisted)
+    hoisted: list[tuple] = []
+    budget = _HOISTED_REGISTERS
+    for name in ModTable._fields:
+        evaluator = _evaluator(plan, context, name)
+        needed = 0 if evaluator is None else evaluator.loads_by_row * ROWS_PER_THREAD
+        is_hoisted = evaluator is not None and needed <= budget
+        budget -= needed if is_hoisted else 0
+        hoisted.append(evaluator.hoist(_rows(context)) if is_hoisted else ())
+    return context._replace(hoisted=tuple(hoisted))
 
 
 def _rows(context: ScoreContext) -> list[Position]:
@@ -119,7 +125,8 @@ def prepare_tile(
         evaluators[name] = evaluator
         if evaluator is None:
             continue
-        evaluator.use_hoisted(_rows(context), hoisted)
+        if hoisted:
+            evaluator.use_hoisted(_rows(context), hoisted)
         needed = evaluator.loads_by_key * columns_per_thread(acc)
         if needed <= budget:
             budget -= needed
