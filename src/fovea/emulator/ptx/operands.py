@@ -38,8 +38,18 @@ class OperandParser:
 
     def _next(self) -> Token:
         token = self._tokens[self._at]
+        if token.kind == "end":
+            self._fail("the text ends in the middle of something", token)
         self._at += 1
         return token
+
+    def _natural(self) -> int:
+        """Parse a non-negative integer literal."""
+        token = self._next()
+        try:
+            return int(token.text.rstrip("U"), 0)
+        except ValueError:
+            self._fail(f"expected a non-negative integer, got {token.text!r}", token)
 
     def _accept(self, text: str) -> bool:
         if self._tokens[self._at].text == text and self._tokens[self._at].kind != "string":
@@ -102,7 +112,7 @@ class OperandParser:
         offset = 0
         if self._token.text in "+-" and self._token.kind == "punctuation":
             sign = -1 if self._next().text == "-" else 1
-            offset = sign * int(self._next().text, 0)
+            offset = sign * self._natural()
         return syntax.Symbol(unique or token.text, offset)
 
     def _memory(self, scope: Scope) -> syntax.Memory:
@@ -182,7 +192,10 @@ class OperandParser:
             return float(text)
         text = text.rstrip("U")
         is_octal = len(text) > 1 and text[0] == "0" and text.isdigit()
-        return int(text, 8) if is_octal else int(text, 0)
+        try:
+            return int(text, 8) if is_octal else int(text, 0)
+        except ValueError:
+            self._fail(f"{text!r} is no number", token)
 
 
 def _fold(operator: str, left: int, right: int) -> int:

@@ -56,7 +56,7 @@ class _Parser(OperandParser):
                     self._next()
             elif text == ".address_size":
                 self._next()
-                self._module.address_size = int(self._next().text)
+                self._module.address_size = self._natural()
             elif text == ".section":
                 self._skip_section()
             elif text in (".pragma", ".alias"):
@@ -113,8 +113,8 @@ class _Parser(OperandParser):
             item = self._token
             while item.kind in ("number", "string") or item.text == ",":
                 self._next()
-                if item.kind == "number":
-                    values.append(int(item.text, 0))
+                if item.kind == "number" and item.text.isdigit():
+                    values.append(int(item.text))
                 item = self._token
             self._accept(";")
             function.directives[name[1:]] = tuple(values)
@@ -164,7 +164,7 @@ class _Parser(OperandParser):
         while self._token.kind == "directive":
             word = self._next().text[1:]
             if word == "align":
-                align = int(self._next().text, 0)
+                align = self._natural()
             elif word in ("v2", "v4", "v8"):
                 lanes = int(word[1:])
             elif word == "attribute":
@@ -198,7 +198,7 @@ class _Parser(OperandParser):
             self._fail(f"no register can have type .{ptx_type} x {lanes}", token)
         count = None
         if self._accept("<"):
-            count = int(self._next().text, 0)
+            count = self._natural()
             self._expect(">")
         scope.declare(token.text, ptx_type, count, token.line)
 
