@@ -19,7 +19,6 @@ import torch
 
 import fovea
 from fovea import env
-from fovea.emulator import isa
 
 DOCS = Path(__file__).parent
 TESTS = DOCS.parent / "tests"
@@ -146,31 +145,6 @@ def support_cases() -> dict[str, dict[str, Any]]:
     }
 
 
-def ptx() -> str:
-    """Return the forms that the emulator implements, by family."""
-    families: dict[str, list[isa.forms.Entry]] = {}
-    for entry in isa.entries():
-        families.setdefault(entry.family, []).append(entry)
-    lines: list[str] = []
-    for family, entries in sorted(families.items()):
-        lines += [f"## {family.replace('_', ' ')}", ""]
-        lines += ["| form | targets | source | evidence |", "|---|---|---|---|"]
-        lines += [ptx_row(entry) for entry in entries]
-        lines.append("")
-    return "\n".join(lines).strip()
-
-
-def ptx_row(entry: isa.forms.Entry) -> str:
-    """Return a form, the values of its qualifiers, and how it is known."""
-    values = [
-        f"{part.name}: {' '.join(sorted(part.values))}"
-        for part in entry.form.parts
-        if part.values is not None
-    ]
-    form = "<br>".join([f"`{entry.form.notation}`", *values]).replace("|", "\\|")
-    return f"| {form} | {entry.targets or 'all'} | {entry.source} | {entry.evidence} |"
-
-
 def pages_of(folder: str) -> str:
     """Return a list of links to the pages of a folder."""
     pages = sorted(page for page in (DOCS / folder).glob("*.md") if page.name != "README.md")
@@ -185,7 +159,6 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "environment.md": {"environment": environment},
     "mods.md": {"mods": mods},
     "support.md": {"support": support},
-    "reference/ptx_coverage.md": {"ptx": ptx},
     "semantics.md": {f"rule {n}": lambda n=n: rule_tests(n) for n in range(1, 14)},
 }
 
