@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fovea.compile.cache import get_artifact
 from fovea.compile.target import CompileTarget
-from fovea.mods.evaluate import evaluate
+from fovea.mods.evaluate import Positions, evaluate
 from fovea.mods.graph import (
     BINARY,
     BITWISE,
@@ -241,7 +241,7 @@ def _mismatch(
     ("group", "wide_integers"),
     [
         ("integers", False),
-        pytest.param("integers", True, marks=pytest.mark.slow),
+        ("integers", True),
         ("floats", False),
         ("others", False),
         pytest.param("others", True, marks=pytest.mark.slow),
@@ -262,11 +262,8 @@ def test_device_operations_equal_the_evaluation_on_tensors(group: str, wide_inte
     for row, (name, graph) in zip(out, named, strict=True):
         expected = evaluate(
             graph,
+            Positions(b=b, h=h, q_idx=q_idx, kv_idx=kv_idx),
             score=score,
-            b=b,
-            h=h,
-            q_idx=q_idx,
-            kv_idx=kv_idx,
             captures=captures,
             scalars=tuple(_SCALARS.values()),
         ).expand(LENGTH)
