@@ -56,9 +56,10 @@ def load_families() -> None:
     global _loaded
     if _loaded:
         return
-    package = importlib.import_module(__package__)
+    name = __name__.rpartition(".")[0]
+    package = importlib.import_module(name)
     for found in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{__package__}.{found.name}")
+        importlib.import_module(f"{name}.{found.name}")
     _loaded = True
 
 
