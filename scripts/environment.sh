@@ -82,4 +82,9 @@ prepare_environment() {
         printf '%s' "$wanted" >"$stamp"
     fi
     export PATH="$VENV/bin:$PATH"
+    # cuobjdump and nvdisasm, which their wheels put where no PATH looks.
+    local tools
+    for tools in "$VENV"/lib/python*/site-packages/nvidia/cu13/bin; do
+        export PATH="$PATH:$tools"
+    done
 }
