@@ -1,7 +1,7 @@
 """Differentiate a score graph: dL/dscore and what each captured tensor receives, as a graph.
 
 Lives here: reverse-mode differentiation of the mod language. Not here: running the result
-(`evaluate.evaluate_derivative`). Invariant: a branch that `where` did not take adds exactly 0, even
+(`pull_back.py`). Invariant: a branch that `where` did not take adds exactly 0, even
 where its own derivative is infinite or NaN, and so does a position whose `grad` is 0. For this an
 adjoint carries a gate, the condition under which it counts, and the gate is applied once, at the
 end of its path.

@@ -1,7 +1,8 @@
 """Run the graph of a mod on tensors: the definition of what every node means.
 
 Lives here: evaluation in plain torch, differentiable by autograd through the score and the captured
-tensors. Not here: tracing (`trace.py`), derivatives as graphs (`derivative.py`), device code
+tensors. Not here: tracing (`trace.py`), derivatives as graphs (`derivative.py`), what their
+scatters mean (`pull_back.py`), device code
 (`kernels/device/mods.py`, which agrees with this file on every input). Invariant: the result
 broadcasts as the inputs do; a reduction's axes are extra leading dimensions that never leave here.
 """
@@ -18,6 +19,26 @@ from fovea.errors import invalid
 from fovea.mods.graph import TORCH_DTYPE, Graph, Node, ScoreDerivative, last_uses
 
 Scalar = int | float | Tensor
+_has_transform = torch._C._are_functorch_transforms_active  # pyright: ignore[reportPrivateUsage]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Positions:
+    """What a mod is called with, beside the score: batch, query head, query and key indices.
+
+    Shapes:
+        any that broadcast, for example b (B, 1, 1, 1), h (1, H, 1, 1), q_idx (1, 1, M, 1),
+        kv_idx (1, 1, 1, N); indices count from the start of a sequence and lie inside it.
+    """
+
+    b: Tensor
+    h: Tensor
+    q_idx: Tensor
+    kv_idx: Tensor
+
+    def inputs(self) -> dict[str, Tensor | None]:
+        """Return the indices by the names that nodes have for them."""
+        return {"b": self.b, "h": self.h, "q_idx": self.q_idx, "kv_idx": self.kv_idx}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,12 +59,9 @@ class Surroundings:
 
 def evaluate(
     graph: Graph,
+    positions: Positions,
     *,
     score: Tensor | None = None,
-    b: Tensor,
-    h: Tensor,
-    q_idx: Tensor,
-    kv_idx: Tensor,
     captures: Sequence[Tensor],
     scalars: Sequence[Scalar],
     check: Tensor | None = None,
@@ -53,17 +71,13 @@ def evaluate(
 
     A float64 score widens a graph traced for fp32 scores: what was fp32 is computed in fp64.
 
-    Shapes: any that broadcast, for example b (B, 1, 1, 1), h (1, H, 1, 1), q_idx (1, 1, M, 1),
-        kv_idx (1, 1, 1, N), score (B, H, M, N). The result broadcasts to the same shape, but has
-        extent 1 along dimensions that the mod does not read.
+    Shapes: score (B, H, M, N), or whatever broadcasts with the positions. The result broadcasts to
+        the same shape, but has extent 1 along dimensions that the mod does not read.
 
     Args:
         graph: a traced mod's graph.
+        positions: where it is evaluated.
         score: needed by a score graph.
-        b: batch indices.
-        h: query head indices.
-        q_idx: query indices, inside the sequence.
-        kv_idx: key indices, inside the sequence.
         captures: the tensors of `TracedMod.captures`, in order.
         scalars: the numbers of `TracedMod.scalars`, or 0-d tensors.
         check: visible positions; there a gather out of range raises.
@@ -74,61 +88,9 @@ def evaluate(
     """
     if score is not None and score.dtype == torch.float64 and graph.dtype == "f32":
         graph = graph.widened
-    surroundings = surround(
-        {"score": score, "b": b, "h": h, "q_idx": q_idx, "kv_idx": kv_idx},
-        captures,
-        scalars,
-        check,
-        source,
-    )
+    inputs = positions.inputs() | {"score": score}
+    surroundings = surround(inputs, captures, scalars, check, source)
     return run_nodes(graph, surroundings)[0]
-
-
-def evaluate_derivative(
-    derivative: ScoreDerivative,
-    *,
-    score: Tensor,
-    grad: Tensor,
-    b: Tensor,
-    h: Tensor,
-    q_idx: Tensor,
-    kv_idx: Tensor,
-    captures: Sequence[Tensor],
-    scalars: Sequence[Scalar],
-) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """Return dL/dscore, and dL/dcapture in the accumulation dtype for captures that require grad.
-
-    Where `grad` is 0 both are 0, whatever the mod's own derivative is there.
-
-    Shapes: as `evaluate`; `grad` has the full broadcast shape; the first result has it too.
-    """
-    if score.dtype == torch.float64 and derivative.nodes[derivative.d_score].dtype == "f32":
-        derivative = derivative.widened
-    inputs: dict[str, Tensor | None] = {"score": score, "b": b, "h": h, "q_idx": q_idx}
-    surroundings = surround(inputs | {"kv_idx": kv_idx, "grad": grad}, captures, scalars)
-    outputs = derivative.outputs
-    values = dict(zip(outputs, run_nodes(derivative, surroundings, keep_axes=True)))
-    d_score = _drop_axes(values[derivative.d_score], surroundings.rank).expand(grad.shape)
-    totals: list[Tensor | None] = [None] * len(captures)
-    for scatter in derivative.scatters:
-        capture = captures[scatter.capture]
-        total = totals[scatter.capture]
-        if total is None:
-            dtype = values[scatter.value].dtype
-            total = torch.zeros(capture.shape, dtype=dtype, device=capture.device)
-        extents = tuple(derivative.axis_extent(axis) for axis in scatter.axes)
-        totals[scatter.capture] = _scatter(
-            total,
-            tuple(values[number] for number in scatter.index),
-            values[scatter.value],
-            _scatter_shape(grad.shape, scatter.axes, extents),
-        )
-    return d_score, tuple(
-        torch.zeros(capture.shape, dtype=grad.dtype, device=capture.device)
-        if total is None and spec.requires_grad
-        else total
-        for capture, total, spec in zip(captures, totals, derivative.captures)
-    )
 
 
 def surround(
@@ -296,9 +258,33 @@ def _load(capture: int, index: list[Tensor], around: Surroundings) -> Tensor:
         if extent == 0:
             zero = torch.zeros((), dtype=tensor.dtype, device=tensor.device)
             return zero.expand_as(sum(index[1:], start=index[0]))
-        # indexing wraps -extent..-1 by itself, as the mod's own tensor[...] does
         inside.append(numbers.clamp(-extent, extent - 1))
-    return tensor[tuple(inside)]
+    return gather(tensor, inside)
+
+
+def gather(tensor: Tensor, index: Sequence[Tensor]) -> Tensor:
+    """Return tensor[index] for one index a dimension; -extent..-1 wraps, as in the mod itself.
+
+    Its derivative adds up repeats in a fixed order, in float64: a tensor of one slope a head is
+    read at millions of positions.
+    """
+    if not tensor.requires_grad and not _has_transform():
+        return tensor[tuple(index)]
+    wide = tensor.to(torch.float64) if tensor.is_floating_point() else tensor
+    if tensor.is_cuda:
+        # The derivative of indexing sorts on CUDA; that of index_select uses atomics there.
+        return wide[tuple(index)].to(tensor.dtype)
+    # On a CPU it is the other way round: index_put adds in parallel, index_add one by one.
+    flat = flat_index(index, tensor.shape)
+    return wide.reshape(-1).index_select(0, flat.reshape(-1)).reshape(flat.shape).to(tensor.dtype)
+
+
+def flat_index(index: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+    """Return the number of each indexed element of a dense tensor; -extent..-1 wraps."""
+    flat = torch.zeros((), dtype=torch.int64, device=index[0].device)
+    for numbers, extent in zip(index, shape, strict=True):
+        flat = flat * extent + torch.where(numbers < 0, numbers + extent, numbers)
+    return flat
 
 
 def _check_range(
@@ -319,54 +305,6 @@ def _check_range(
                 "clamp the index in the mod, or capture a larger tensor",
             )
         )
-
-
-def _scatter_shape(
-    shape: torch.Size, axes: tuple[int, ...], extents: tuple[int, ...]
-) -> tuple[int, ...]:
-    """Return the grad's shape with the free axes in front."""
-    lead = [1] * (max(axes) + 1 if axes else 0)
-    for axis, extent in zip(axes, extents):
-        lead[-(axis + 1)] = extent
-    return (*lead, *shape)
-
-
-def _scatter(
-    total: Tensor, index: tuple[Tensor, ...], value: Tensor, shape: tuple[int, ...]
-) -> Tensor:
-    """Return `total` with `value` added at the indexed elements, repeats included.
-
-    Dimensions along which neither index nor value changes are summed (by counting) first, so a
-    bias per head costs one addition per head and not one per score.
-    """
-    rank = max(len(shape), value.dim(), *(number.dim() for number in index), 0)
-    shape = (1,) * (rank - len(shape)) + shape
-    value = value.reshape((1,) * (rank - value.dim()) + value.shape)
-    padded = [number.reshape((1,) * (rank - number.dim()) + number.shape) for number in index]
-    flat_dims = [
-        d for d in range(rank) if all(number.shape[d] == 1 for number in padded) and shape[d] != 1
-    ]
-    repeats = 1
-    summed: list[int] = []
-    for dimension in flat_dims:
-        if value.shape[dimension] == 1:
-            repeats *= shape[dimension]
-        else:
-            summed.append(dimension)
-    if summed:
-        value = value.sum(summed, keepdim=True)
-    if repeats != 1:
-        value = value * repeats
-    if not index:
-        return total + value.sum()
-    kept = tuple(1 if d in flat_dims else extent for d, extent in enumerate(shape))
-    inside = tuple(
-        number.clamp(-extent, extent - 1).expand(kept)
-        for number, extent in zip(padded, total.shape)
-    )
-    if 0 in total.shape:
-        return total
-    return total.index_put(inside, value.expand(kept), accumulate=True)
 
 
 # and, or, xor and not of torch's bitwise family are logical on bool tensors

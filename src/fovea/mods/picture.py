@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fovea.mods import library
-from fovea.mods.evaluate import evaluate
+from fovea.mods.evaluate import Positions, evaluate
 from fovea.mods.trace import trace_mask_mod, trace_score_mod
 
 
@@ -277,11 +277,13 @@ def values(example: Example) -> Tensor:
     shape = (example.batch, example.heads, example.seqlen_q, example.seqlen_kv)
     result = evaluate(
         traced.graph,
+        Positions(
+            b=torch.arange(shape[0]).reshape(-1, 1, 1, 1),
+            h=torch.arange(shape[1]).reshape(-1, 1, 1),
+            q_idx=torch.arange(shape[2]).reshape(-1, 1),
+            kv_idx=torch.arange(shape[3]),
+        ),
         score=None if is_mask else example_score(example),
-        b=torch.arange(shape[0]).reshape(-1, 1, 1, 1),
-        h=torch.arange(shape[1]).reshape(-1, 1, 1),
-        q_idx=torch.arange(shape[2]).reshape(-1, 1),
-        kv_idx=torch.arange(shape[3]),
         captures=traced.captures,
         scalars=traced.scalars,
     )

@@ -185,14 +185,17 @@ class Gradients(NamedTuple):
 def strides_in_order(shape: tuple[int, ...], like: tuple[int, ...]) -> tuple[int, ...]:
     """Return the strides of a dense tensor of `shape` whose axes nest as the strides `like` do.
 
-    Axes with equal strides (expanded ones, or of extent 1) keep their positions among each other.
+    Axes of stride 0 (expanded ones) say nothing of an order: they go outside all others, so that
+    the last axis stays innermost wherever its stride is 1; a last axis of stride 0 goes innermost.
+    Axes of one stride keep their positions among each other.
     """
     # An insertion sort, not `sorted(key=...)`: with symbolic sizes each comparison is one guard.
     order: list[int] = []
     for axis in range(len(shape)):
         place = len(order)
-        while place > 0 and like[order[place - 1]] < like[axis]:
-            place -= 1
+        if axis < len(shape) - 1 or like[axis] != 0:
+            while place > 0 and _is_outside(like[axis], like[order[place - 1]]):
+                place -= 1
         order.insert(place, axis)
     strides = [1] * len(shape)
     step = 1
@@ -200,3 +203,10 @@ def strides_in_order(shape: tuple[int, ...], like: tuple[int, ...]) -> tuple[int
         strides[axis] = step
         step = step * max(shape[axis], 1)
     return tuple(strides)
+
+
+def _is_outside(stride: int, other: int) -> bool:
+    """Return whether an axis of one stride has to nest outside one of another."""
+    if other == 0:
+        return False
+    return stride == 0 or stride > other

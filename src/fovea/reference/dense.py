@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fovea.mods.evaluate import evaluate
+from fovea.mods.evaluate import Positions, evaluate
 from fovea.mods.trace import TracedMod
 from fovea.problem import AttentionProblem, ForwardResult, GradientNeeds, Gradients
 from fovea.reference.sequences import Piece, pieces
@@ -287,11 +287,13 @@ def _evaluated(mod: TracedMod, piece: Piece, score: Tensor | None) -> Tensor:
     device = piece.q.device
     return evaluate(
         mod.graph,
+        Positions(
+            b=piece.batch_index,
+            h=torch.arange(piece.heads_q, device=device).view(1, -1, 1, 1),
+            q_idx=torch.arange(piece.seqlen_q, device=device).view(1, 1, -1, 1),
+            kv_idx=torch.arange(piece.seqlen_kv, device=device).view(1, 1, 1, -1),
+        ),
         score=score,
-        b=piece.batch_index,
-        h=torch.arange(piece.heads_q, device=device).view(1, -1, 1, 1),
-        q_idx=torch.arange(piece.seqlen_q, device=device).view(1, 1, -1, 1),
-        kv_idx=torch.arange(piece.seqlen_kv, device=device).view(1, 1, 1, -1),
         captures=mod.captures,
         scalars=mod.scalars,
     )

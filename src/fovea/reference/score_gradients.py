@@ -1,20 +1,19 @@
 """Gradients through softcap and score_mod of one tile, and of the tensors a score_mod captured.
 
 Lives here: the derivative of `scores.py`, and sums over tiles. Not here: the derivative programs
-(`mods/derivative.py`) and what their nodes mean (`mods/evaluate.py`). Invariants: a hidden pair
+(`mods/derivative.py`) and what they mean (`mods/pull_back.py`). Invariants: a hidden pair
 contributes exactly 0 to every gradient, whatever value its derivative has there; every sum has a
 fixed order.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fovea.mods.derivative import derivative
-from fovea.mods.evaluate import run_nodes, surround
-from fovea.mods.graph import Scatter, ScoreDerivative
+from fovea.mods.graph import ScoreDerivative
+from fovea.mods.pull_back import pull_back_
 from fovea.mods.trace import TracedMod
 from fovea.problem import AttentionProblem, GradientNeeds
 from fovea.reference.scores import ScoreTile
@@ -75,71 +74,5 @@ class ScoreGradients:
         assert program is not None
         assert indices is not None
         assert mod_input is not None
-        around = surround(
-            {
-                "score": mod_input,
-                "grad": ds,
-                "b": indices.b,
-                "h": indices.h,
-                "q_idx": indices.q_idx,
-                "kv_idx": indices.kv_idx,
-            },
-            mod.captures,
-            mod.scalars,
-        )
-        found = run_nodes(program, around, keep_axes=True)
-        values = dict(zip(program.outputs, found, strict=True))
-        for scatter in program.scatters:
-            total = self.totals[scatter.capture]
-            if total is None:
-                continue
-            shape = (*_free_extents(program, scatter), *ds.shape)
-            index = [values[number] for number in scatter.index]
-            scatter_add_(total, index, values[scatter.value], shape)
-        d_score = values[program.d_score]
-        return d_score.reshape(d_score.shape[-ds.dim() :]).to(ds.dtype).expand(ds.shape)
-
-
-def _free_extents(program: ScoreDerivative, scatter: Scatter) -> tuple[int, ...]:
-    """Return the leading extents of a scatter that runs over axes of the program."""
-    lead = [1] * (max(scatter.axes) + 1 if scatter.axes else 0)
-    for axis in scatter.axes:
-        lead[-(axis + 1)] = program.axis_extent(axis)
-    return tuple(lead)
-
-
-def scatter_add_(
-    total: Tensor, index: Sequence[Tensor], value: Tensor, shape: tuple[int, ...]
-) -> None:
-    """Add value to the indexed elements of total, for every position of `shape`, repeats included.
-
-    Dimensions on which no index depends are summed first, so a bias per head costs one addition a
-    head and tile. In place on a tensor whose old value no derivative needs.
-
-    Shapes:
-        index, value: broadcastable to `shape`.
-    """
-    rank = len(shape)
-    if 0 in shape or total.numel() == 0:
-        return
-    if not index:
-        total.add_(value.expand(shape).sum(dtype=total.dtype))
-        return
-    padded = [number.reshape((1,) * (rank - number.dim()) + number.shape) for number in index]
-    kept = tuple(max(number.shape[axis] for number in padded) for axis in range(rank))
-    summed = [axis for axis in range(rank) if kept[axis] == 1 and shape[axis] != 1]
-    value = value.expand(shape)
-    value = value.sum(summed, keepdim=True, dtype=total.dtype) if summed else value.to(total.dtype)
-    inside = [
-        number.clamp(-extent, extent - 1).expand(kept)
-        for number, extent in zip(padded, total.shape, strict=True)
-    ]
-    if total.is_cuda:
-        # index_put sorts on CUDA and so adds in a fixed order; index_add uses atomics there.
-        total.index_put_(tuple(inside), value, accumulate=True)
-        return
-    # On a CPU it is the other way round.
-    flat = torch.zeros((), dtype=torch.int64)
-    for number, extent in zip(inside, total.shape, strict=True):
-        flat = flat * extent + torch.where(number < 0, number + extent, number)
-    total.view(-1).index_add_(0, flat.reshape(-1), value.reshape(-1))
+        inputs = indices.inputs() | {"score": mod_input, "grad": ds}
+        return pull_back_(program, inputs, self.totals, mod.captures, mod.scalars)

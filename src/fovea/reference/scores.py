@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from fovea import env
-from fovea.mods.evaluate import evaluate
+from fovea.mods.evaluate import Positions, evaluate
 from fovea.mods.trace import TracedMod
 from fovea.problem import AttentionProblem
 from fovea.reference.sequences import Piece
-from fovea.reference.visibility import Indices, Tile
+from fovea.reference.visibility import Tile, positions_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,7 +30,7 @@ class ScoreTile:
     final: Tensor
     tanh: Tensor | None
     mod_input: Tensor | None
-    indices: Indices | None
+    indices: Positions | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -61,7 +61,7 @@ class ScoreChain:
             score = tanh * self.softcap
         if self.score_mod is None:
             return ScoreTile(final=score, tanh=tanh, mod_input=None, indices=None)
-        indices = Indices.of(self.piece, tile)
+        indices = positions_of(self.piece, tile)
         visible: Tensor | None = None
         if env.check():
             visible = score.new_ones((), dtype=torch.bool) if hidden is None else ~hidden
@@ -70,7 +70,7 @@ class ScoreChain:
 
 
 def score_of(
-    mod: TracedMod, score: Tensor, indices: Indices, visible: Tensor | None = None
+    mod: TracedMod, score: Tensor, indices: Positions, visible: Tensor | None = None
 ) -> Tensor:
     """Return a score_mod's value on one tile as a new tensor of the shape and dtype of `score`.
 
@@ -79,11 +79,8 @@ def score_of(
     """
     final = evaluate(
         mod.graph,
+        indices,
         score=score,
-        b=indices.b,
-        h=indices.h,
-        q_idx=indices.q_idx,
-        kv_idx=indices.kv_idx,
         captures=mod.captures,
         scalars=mod.scalars,
         check=visible,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fovea import env
-from fovea.mods.evaluate import evaluate
+from fovea.mods.evaluate import Positions, evaluate
 from fovea.mods.trace import TracedMod
 from fovea.problem import AttentionProblem
 from fovea.reference.sequences import Piece
@@ -31,33 +31,23 @@ class Tile:
     kv_end: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Indices:
-    """What a mod is called with, beside the score.
+def positions_of(piece: Piece, tile: Tile) -> Positions:
+    """Return the indices of one tile of a piece.
 
     Shapes:
         b (batch, 1, 1, 1), h (1, heads_q, 1, 1), q_idx (1, 1, M, 1), kv_idx (1, 1, 1, N); int64.
     """
+    device = piece.q.device
 
-    b: Tensor
-    h: Tensor
-    q_idx: Tensor
-    kv_idx: Tensor
+    def span(begin: int, end: int) -> Tensor:
+        return torch.arange(begin, end, dtype=torch.int64, device=device)
 
-    @classmethod
-    def of(cls, piece: Piece, tile: Tile) -> "Indices":
-        """Return the indices of one tile of a piece."""
-        device = piece.q.device
-
-        def span(begin: int, end: int) -> Tensor:
-            return torch.arange(begin, end, dtype=torch.int64, device=device)
-
-        return cls(
-            b=piece.batch_index,
-            h=span(0, piece.heads_q).view(1, -1, 1, 1),
-            q_idx=span(tile.q_begin, tile.q_end).view(1, 1, -1, 1),
-            kv_idx=span(tile.kv_begin, tile.kv_end).view(1, 1, 1, -1),
-        )
+    return Positions(
+        b=piece.batch_index,
+        h=span(0, piece.heads_q).view(1, -1, 1, 1),
+        q_idx=span(tile.q_begin, tile.q_end).view(1, 1, -1, 1),
+        kv_idx=span(tile.kv_begin, tile.kv_end).view(1, 1, 1, -1),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -191,7 +181,7 @@ class Visibility:
 
     def _visible(self, tile: Tile, *, needs_band: bool) -> Tensor | None:
         """Return which pairs of a tile are visible, or None when all are."""
-        indices = Indices.of(self.piece, tile)
+        indices = positions_of(self.piece, tile)
         visible: Tensor | None = None
         if needs_band:
             for condition in self._band_conditions(indices):
@@ -210,7 +200,7 @@ class Visibility:
             visible = _both(visible, mask_of(self.mask_mod, indices, visible))
         return visible
 
-    def _band_conditions(self, indices: Indices) -> list[Tensor]:
+    def _band_conditions(self, indices: Positions) -> list[Tensor]:
         diagonal = indices.q_idx + self.band.offset
         conditions: list[Tensor] = []
         if self.band.left is not None:
@@ -224,7 +214,7 @@ def _both(visible: Tensor | None, condition: Tensor) -> Tensor:
     return condition if visible is None else visible & condition
 
 
-def mask_of(mod: TracedMod, indices: Indices, candidates: Tensor | None) -> Tensor:
+def mask_of(mod: TracedMod, indices: Positions, candidates: Tensor | None) -> Tensor:
     """Return a mask_mod's value on one tile, broadcastable to (batch, heads_q, M, N).
 
     Args:
@@ -239,10 +229,7 @@ def mask_of(mod: TracedMod, indices: Indices, candidates: Tensor | None) -> Tens
         check = everywhere if candidates is None else candidates
     return evaluate(
         mod.graph,
-        b=indices.b,
-        h=indices.h,
-        q_idx=indices.q_idx,
-        kv_idx=indices.kv_idx,
+        indices,
         captures=mod.captures,
         scalars=mod.scalars,
         check=check,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fovea.errors import invalid
-from fovea.mods.evaluate import evaluate
+from fovea.mods.evaluate import Positions, evaluate
 from fovea.mods.trace import TracedMod, trace_mask_mod
 from fovea.tiling.block_lists import BlockLists
 from fovea.tiling.block_states import BlockGrid, Boxes, block_states
@@ -125,10 +125,7 @@ class TracedProgram:
         """Return the mask at broadcast positions."""
         return evaluate(
             self._mask.graph,
-            b=b,
-            h=h,
-            q_idx=q_idx,
-            kv_idx=kv_idx,
+            Positions(b=b, h=h, q_idx=q_idx, kv_idx=kv_idx),
             captures=self._captures,
             scalars=self._mask.scalars,
         )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fovea.mods.builder import Term, promote, result_dtype
-from fovea.mods.evaluate import evaluate
+from fovea.mods.evaluate import Positions, evaluate
 from fovea.mods.graph import DTYPE_NAME, TORCH_DTYPE
 from fovea.mods.trace import trace_score_mod
 
@@ -49,11 +49,8 @@ def run(mod: Any, q: Tensor, kv: Tensor) -> list[int]:
     score = torch.zeros((), dtype=torch.float64)
     result = evaluate(
         traced.graph,
+        Positions(b=zero, h=zero, q_idx=q, kv_idx=kv),
         score=score,
-        b=zero,
-        h=zero,
-        q_idx=q,
-        kv_idx=kv,
         captures=traced.captures,
         scalars=traced.scalars,
     )
@@ -103,11 +100,8 @@ def test_float_modulo_equals_torch_and_has_the_divisors_sign(a: float, d: float)
     zero = torch.zeros((), dtype=torch.int64)
     value = evaluate(
         traced.graph,
+        Positions(b=zero, h=zero, q_idx=zero, kv_idx=zero),
         score=torch.tensor(a, dtype=torch.float64),
-        b=zero,
-        h=zero,
-        q_idx=zero,
-        kv_idx=zero,
         captures=(),
         scalars=traced.scalars,
     )

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fovea.errors import TraceError
 from fovea.mods.derivative import derivative
-from fovea.mods.evaluate import evaluate_derivative
+from fovea.mods.evaluate import Positions
+from fovea.mods.pull_back import evaluate_derivative
 from fovea.mods.trace import trace_mask_mod, trace_score_mod
 
 B, H, M, N = 2, 3, 5, 7
@@ -42,9 +43,9 @@ def by_graph(mod: Any, score: Tensor, grad: Tensor) -> tuple[Tensor, dict[int, T
     traced = trace_score_mod(mod, torch.float64)
     d_score, d_captures = evaluate_derivative(
         derivative(traced.graph),
+        Positions(**grid()),
         score=score,
         grad=grad,
-        **grid(),
         captures=[capture.detach() for capture in traced.captures],
         scalars=traced.scalars,
     )
@@ -347,9 +348,9 @@ def test_derivative_is_differentiable_again() -> None:
     scale = SCALE.detach().clone().requires_grad_()
     d_score, d_captures = evaluate_derivative(
         derivative(traced.graph),
+        Positions(**grid()),
         score=score,
         grad=grad,
-        **grid(),
         captures=[scale],
         scalars=(),
     )

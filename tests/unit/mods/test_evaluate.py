@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import and_masks, or_masks
 
-from fovea.mods.evaluate import evaluate
+from fovea.mods.evaluate import Positions, evaluate
 from fovea.mods.graph import Graph
 from fovea.mods.trace import TracedMod, trace_mask_mod, trace_score_mod
 
@@ -47,11 +47,8 @@ def evaluated(traced: TracedMod, score: Tensor | None) -> Tensor:
     )
     result = evaluate(
         Graph.parse(traced.graph.text()),
+        Positions(b=b, h=h, q_idx=q_idx, kv_idx=kv_idx),
         score=score,
-        b=b,
-        h=h,
-        q_idx=q_idx,
-        kv_idx=kv_idx,
         captures=traced.captures,
         scalars=traced.scalars,
     )
@@ -344,10 +341,7 @@ def test_evaluate_check_names_the_mod_and_the_index_that_leaves_the_tensor() -> 
     def run(check: Tensor) -> Tensor:
         return evaluate(
             traced.graph,
-            b=zero,
-            h=zero,
-            q_idx=zero,
-            kv_idx=index,
+            Positions(b=zero, h=zero, q_idx=zero, kv_idx=index),
             captures=traced.captures,
             scalars=(),
             check=check,
@@ -366,10 +360,7 @@ def test_evaluate_division_by_zero_at_an_unseen_position_is_harmless() -> None:
     index = torch.arange(4)
     result = evaluate(
         traced.graph,
-        b=index[0],
-        h=index[0],
-        q_idx=index[:, None],
-        kv_idx=index,
+        Positions(b=index[0], h=index[0], q_idx=index[:, None], kv_idx=index),
         captures=(),
         scalars=(),
     )
@@ -405,11 +396,13 @@ def test_evaluate_dot_product_of_rows_makes_no_tensor_of_all_element_pairs(swapp
     with Watch():
         result = evaluate(
             traced.graph,
+            Positions(
+                b=torch.zeros(1, 1, 1, 1, dtype=torch.int64),
+                h=torch.arange(2).reshape(1, 2, 1, 1),
+                q_idx=torch.arange(64).reshape(1, 1, 64, 1),
+                kv_idx=torch.arange(64).reshape(1, 1, 1, 64),
+            ),
             score=torch.zeros(1, 2, 64, 64),
-            b=torch.zeros(1, 1, 1, 1, dtype=torch.int64),
-            h=torch.arange(2).reshape(1, 2, 1, 1),
-            q_idx=torch.arange(64).reshape(1, 1, 64, 1),
-            kv_idx=torch.arange(64).reshape(1, 1, 1, 64),
             captures=traced.captures,
             scalars=(),
         )

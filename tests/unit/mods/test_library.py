@@ -9,8 +9,9 @@ from torch import Tensor
 
 from fovea import mods
 from fovea.mods.derivative import derivative
-from fovea.mods.evaluate import evaluate_derivative
+from fovea.mods.evaluate import Positions
 from fovea.mods.picture import EXAMPLES, Example, example_score, values
+from fovea.mods.pull_back import evaluate_derivative
 from fovea.mods.trace import trace_mask_mod, trace_score_mod
 
 
@@ -71,12 +72,9 @@ def test_library_score_mod_derivative_equals_autograd(name: str) -> None:
     grad = torch.randn(extents, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     d_score, _ = evaluate_derivative(
         derivative(traced.graph),
+        Positions(b=indices[0], h=indices[1], q_idx=indices[2], kv_idx=indices[3]),
         score=score.detach(),
         grad=grad,
-        b=indices[0],
-        h=indices[1],
-        q_idx=indices[2],
-        kv_idx=indices[3],
         captures=traced.captures,
         scalars=traced.scalars,
     )
@@ -150,17 +148,14 @@ def test_library_natten_orders_show_the_same_neighbourhoods() -> None:
 def test_library_t5_buckets_equal_the_published_rule() -> None:
     table = torch.arange(32.0)[:, None].expand(32, 4).contiguous()
     traced = trace_score_mod(mods.t5_bias(table, 128))
-    from fovea.mods.evaluate import evaluate
+    from fovea.mods.evaluate import Positions, evaluate
 
     q, kv = torch.arange(300)[:, None], torch.arange(300)
     zero = torch.zeros((), dtype=torch.int64)
     got = evaluate(
         traced.graph,
+        Positions(b=zero, h=zero, q_idx=q, kv_idx=kv),
         score=torch.zeros(300, 300),
-        b=zero,
-        h=zero,
-        q_idx=q,
-        kv_idx=kv,
         captures=traced.captures,
         scalars=traced.scalars,
     )

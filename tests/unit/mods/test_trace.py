@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fovea.errors import TraceError
 from fovea.mods import closures
-from fovea.mods.evaluate import evaluate
+from fovea.mods.evaluate import Positions, evaluate
 from fovea.mods.trace import TracedMod, trace_mask_mod, trace_score_mod
 
 GLOBAL_TABLE = torch.arange(4.0)
@@ -34,11 +34,8 @@ def value(traced: TracedMod, q: int = 5, kv: int = 3, score: float = 2.0) -> Any
     zero = torch.tensor(0)
     return evaluate(
         traced.graph,
+        Positions(b=zero, h=zero, q_idx=torch.tensor(q), kv_idx=torch.tensor(kv)),
         score=torch.tensor(score),
-        b=zero,
-        h=zero,
-        q_idx=torch.tensor(q),
-        kv_idx=torch.tensor(kv),
         captures=traced.captures,
         scalars=traced.scalars,
     ).item()

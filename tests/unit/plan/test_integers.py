@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fovea.mods.evaluate import evaluate
+from fovea.mods.evaluate import Positions, evaluate
 from fovea.mods.graph import BITWISE, Graph, Node
 from fovea.plan.integers import INT32_MAX, NARROW_LIMIT, integer_bounds, narrow_nodes
 
@@ -24,9 +24,8 @@ def _values(graph: Graph) -> torch.Tensor:
     edges = torch.tensor([-NARROW_LIMIT, -300, -128, -1, 0, 1, 127, 255, 70000, NARROW_LIMIT])
     q_idx, kv_idx = edges[:, None], edges[None, :]
     zero = torch.zeros(1, 1, dtype=torch.int64)
-    return evaluate(
-        graph, score=zero, b=zero, h=zero, q_idx=q_idx, kv_idx=kv_idx, captures=(), scalars=()
-    )
+    positions = Positions(b=zero, h=zero, q_idx=q_idx, kv_idx=kv_idx)
+    return evaluate(graph, positions, score=zero, captures=(), scalars=())
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)

@@ -3,10 +3,10 @@ import itertools
 import pytest
 import torch
 
+from fovea.mods.pull_back import scatter_add_
 from fovea.problem import GradientNeeds
 from fovea.reference import tiled_backward, tiled_forward
 from fovea.reference.numerics import accumulation_dtype
-from fovea.reference.score_gradients import scatter_add_
 from fovea.testing.inputs import Shape, normal
 from fovea.testing.problems import all_needs, check_reference, dense_problem
 

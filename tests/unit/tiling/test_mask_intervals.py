@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from fovea.mods.evaluate import evaluate
+from fovea.mods.evaluate import Positions, evaluate
 from fovea.mods.graph import CaptureSpec, Graph, Node
 from fovea.tiling.block_states import EMPTY, FULL, UNDECIDED, Boxes
 from fovea.tiling.mask_intervals import MaskIntervals
@@ -185,10 +185,7 @@ def test_bounds_of_random_graphs_enclose_every_value(seed, with_axis):
             continue
         values = evaluate(
             Graph("mask", nodes[: number + 1], number, specs, ("i64", "f64")),
-            b=b[:, None, None, None],
-            h=h[:, None, None],
-            q_idx=q[:, None],
-            kv_idx=kv,
+            Positions(b=b[:, None, None, None], h=h[:, None, None], q_idx=q[:, None], kv_idx=kv),
             captures=tensors,
             scalars=scalars,
         ).expand(GRID)
