@@ -203,6 +203,7 @@ CASES: tuple[Case, ...] = (
     _case("rising 300", transform=ramp(-300.0, 300.0)),
     _case("falling 300", transform=ramp(300.0, -300.0)),
     _case("rising 300 causal", CAUSAL, transform=ramp(-300.0, 300.0)),
+    _case("rising 300 gqa", CAUSAL, transform=ramp(-300.0, 300.0), **_both(heads_q=5, heads_kv=1)),
     _case("falling 300 causal d64", CAUSAL, transform=ramp(300.0, -300.0), **_D64),
     _case("rising 90", CAUSAL, transform=ramp(-45.0, 45.0)),
     _case("rising 300 fp16", transform=ramp(-300.0, 300.0), dtype=FP16),
