@@ -214,8 +214,12 @@ def stamp(board: Board) -> dict[str, Any]:
 
 
 def command() -> str:
-    """Return the command line of this run."""
-    return " ".join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
+    """Return the command line of this run, without where it wrote its result."""
+    words = ["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]
+    if "--out" in words:
+        place = words.index("--out")
+        del words[place : place + 2]
+    return " ".join(words)
 
 
 def cpu_name() -> str:
