@@ -10,16 +10,16 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import fovea
 import torch
+
+import fovea
+from benchmarks import bench_forward_mods, shapes
 from fovea.arch import SM90
 from fovea.compile.aot import write_bundle
 from fovea.compile.target import CompileTarget
 from fovea.compile.variant import ForwardVariant
 from fovea.plan import select
 from fovea.problem import Request, make_dense
-
-from benchmarks import bench_forward_mods, shapes
 
 
 def main() -> None:

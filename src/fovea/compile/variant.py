@@ -1,7 +1,8 @@
 """Kernel variants as values that a cache, a bundle or a worker process can hold.
 
 Lives here: the bridge from a plan to the code that builds its kernel. Not here: plans (`plan/`),
-kernels (`kernels/`). Invariant: naming a variant and its key imports no compiler; `build` alone does.
+kernels (`kernels/`). Invariant: naming a variant and its key imports no compiler; `build` alone
+does.
 """
 
 from dataclasses import dataclass

@@ -3,7 +3,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fovea.emulator.arithmetic.formats import FORMATS, to_float32  # noqa: E402
+from fovea.emulator.arithmetic.formats import FORMATS, to_float32
 
 
 @pytest.mark.parametrize(

@@ -92,12 +92,32 @@ def test_expanded_inputs_are_right_and_so_are_their_gradients(axis):
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-13)
 
 
-def test_expanded_query_gives_a_dense_output():
-    q = normal((1, 5, 1, 8), seed=0).expand(2, 5, 3, 8)
+@pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 2), (0, 1, 2), (3,), (0, 3)], ids=str)
+def test_expanded_query_gives_a_dense_output(axes):
+    sizes = [1 if axis in axes else extent for axis, extent in enumerate((2, 5, 3, 8))]
+    q = normal(sizes, seed=0).expand(2, 5, 3, 8)
     _, k, v = dense_qkv(SHAPE)
     out = fovea.attention(q, k, v)
     assert out.untyped_storage().nbytes() == out.numel() * out.element_size()
+    assert out.stride(3) == 1
     torch.testing.assert_close(out, fovea.attention(q.contiguous(), k, v))
+
+
+def test_fakes_agree_on_the_strides_of_expanded_inputs():
+    sizes = [(1, 5, 1, 8), (1, 7, 3, 8), (2, 7, 1, 8)]
+    wide = [(2, 5, 3, 8), (2, 7, 3, 8), (2, 7, 3, 8)]
+    small = [normal(size, seed=i) for i, size in enumerate(sizes)]
+
+    def run(attend):
+        leaves = [x.expand(size).requires_grad_() for x, size in zip(small, wide, strict=True)]
+        out = attend(*leaves)
+        return out, *torch.autograd.grad(out.sum(), leaves)
+
+    expected = run(fovea.attention)
+    found = run(torch.compile(lambda *x: fovea.attention(*x), backend="aot_eager", fullgraph=True))
+    for wanted, got in zip(expected, found, strict=True):
+        assert got.stride() == wanted.stride()
+        torch.testing.assert_close(got, wanted)
 
 
 def test_inputs_are_left_as_they_were():

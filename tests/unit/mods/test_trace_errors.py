@@ -1,0 +1,126 @@
+"""Errors of the tracer: what cannot be traced says so, and where."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fovea.errors import TraceError
+from fovea.mods import closures
+from fovea.mods.trace import trace_mask_mod, trace_score_mod
+
+GLOBAL_TABLE = torch.arange(4.0)
+
+
+@pytest.fixture(autouse=True)
+def no_remembered_traces() -> None:
+    closures.clear()
+
+
+def failure(mod: Any, kind: str = "score") -> str:
+    with pytest.raises(TraceError) as caught:
+        (trace_score_mod if kind == "score" else trace_mask_mod)(mod)
+    return str(caught.value)
+
+
+def line_of(mod: Any, offset: int) -> str:
+    return f"test_trace_errors.py:{mod.__code__.co_firstlineno + offset}]"
+
+
+def test_trace_python_branch_on_traced_value_names_the_line() -> None:
+    def mod(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        s = s * 2
+        if q > kv:
+            return s
+        return -s
+
+    message = failure(mod)
+    assert "torch.where" in message
+    assert line_of(mod, 2) in message
+
+
+def test_trace_python_min_names_the_line_and_the_way_out() -> None:
+    def mod(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return s + min(q, kv)
+
+    message = failure(mod)
+    assert "torch.minimum" in message
+    assert line_of(mod, 1) in message
+
+
+@pytest.mark.parametrize(
+    ("mod", "words"),
+    [
+        (lambda s, b, h, q, kv: s if s > 0 and q > 0 else -s, "__bool__"),
+        (lambda s, b, h, q, kv: s + float(q), "__float__"),
+        (lambda s, b, h, q, kv: s + int(q), "__int__"),
+        (lambda s, b, h, q, kv: s + q.item(), "item"),
+        (lambda s, b, h, q, kv: s + GLOBAL_TABLE[: q + 1].sum(), "__index__"),
+        (lambda s, b, h, q, kv: s + torch.linalg.inv(s), "linalg_inv"),
+        (lambda s, b, h, q, kv: s + torch.fft.fft(s), "fft"),
+        (lambda s, b, h, q, kv: s + torch.rand(()), "draw them outside"),
+        (lambda s, b, h, q, kv: F.dropout(s), "dropout"),
+        (lambda s, b, h, q, kv: s & 1, "bitwise"),
+        (lambda s, b, h, q, kv: s + GLOBAL_TABLE[s], "f32"),
+        (lambda s, b, h, q, kv: s + GLOBAL_TABLE[q > 0], "torch.where"),
+        (lambda s, b, h, q, kv: torch.where(q, s, 0.0), "bool condition"),
+        (lambda s, b, h, q, kv: s + (q > 0) - (kv > 0) - (-(q > 0)), "bool"),
+        (lambda s, b, h, q, kv: GLOBAL_TABLE.add_(s)[0], "trailing underscore"),
+        (lambda s, b, h, q, kv: s + torch.max(GLOBAL_TABLE + s, dim=0)[0], "amax"),
+        (lambda s, b, h, q, kv: s.to(torch.complex64), "complex64"),
+        (lambda s, b, h, q, kv: torch.amax(s, (), out=s), "plainest form"),
+        (lambda s, b, h, q, kv: s + GLOBAL_TABLE[b, h], "2 indices"),
+        (lambda s, b, h, q, kv: s + (GLOBAL_TABLE + s)[:3] @ (GLOBAL_TABLE + s), "broadcast"),
+    ],
+)
+def test_trace_unsupported_use_raises_with_the_line(mod: Any, words: str) -> None:
+    message = failure(mod)
+    assert words in message
+    assert re.search(r"\[.*test_trace_errors\.py:\d+\]$", message)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mod", "words"),
+    [
+        ("score", lambda b, h, q, kv: q >= kv, "pass it as mask_mod"),
+        ("mask", lambda s, b, h, q, kv: s, "pass it as score_mod"),
+        ("score", lambda: 1, "5 positional"),
+        ("mask", lambda b, h, q, kv, extra: q >= kv, "4 positional"),
+        ("score", lambda s, b, h, q, kv: None, "NoneType"),
+        ("score", lambda s, b, h, q, kv: (s, s), "tuple"),
+        ("score", lambda s, b, h, q, kv: q >= kv, "mask_mod"),
+        ("score", lambda s, b, h, q, kv: GLOBAL_TABLE * s, "row of shape \\[4\\]"),
+        ("mask", lambda b, h, q, kv: q - kv, "!= 0"),
+        ("mask", lambda b, h, q, kv: 1, "i64"),
+        ("mask", lambda b, h, q, kv: "yes", "str"),
+    ],
+)
+def test_trace_wrong_arity_or_return_raises(kind: str, mod: Any, words: str) -> None:
+    message = failure(mod, kind)
+    assert re.search(words, message)
+    assert "allowed" in message
+
+
+def test_trace_not_callable_raises() -> None:
+    with pytest.raises(TraceError, match="a function"):
+        trace_score_mod(3)  # pyright: ignore[reportArgumentType]
+
+
+def test_trace_mod_with_optional_extra_arguments_is_accepted() -> None:
+    assert trace_mask_mod(lambda b, h, q, kv, *rest: q >= kv).graph.kind == "mask"
+    assert trace_score_mod(lambda *args: args[0]).graph.kind == "score"
+
+
+def test_trace_out_of_range_constant_index_raises() -> None:
+    with pytest.raises(IndexError, match="out of range"):
+        trace_score_mod(lambda s, b, h, q, kv: s + torch.zeros(3, 2)[q, 2])
+
+
+def test_trace_error_of_user_code_passes_through() -> None:
+    def mod(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        trace_score_mod(mod)
