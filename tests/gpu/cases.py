@@ -109,7 +109,7 @@ class Call:
 
 
 # Both of a kind on one side of SHORT_SEQLEN, where the plan changes.
-LARGE = Shape(batch=2, seqlen_q=1500, seqlen_kv=2000, heads_q=4, heads_kv=2, head_dim=128)
+LARGE = Shape(batch=2, seqlen_q=700, seqlen_kv=1000, heads_q=4, heads_kv=2, head_dim=128)
 LARGE_64 = replace(LARGE, head_dim=64)
 LARGE_256 = replace(LARGE, head_dim=256)
 SMALL = Shape(batch=1, seqlen_q=129, seqlen_kv=300, heads_q=2, heads_kv=1, head_dim=128)
@@ -155,7 +155,7 @@ CASES: tuple[Case, ...] = (
     _case(
         "causal dead rows",
         CAUSAL,
-        shape=_sized(LARGE, seqlen_q=2100, seqlen_kv=1500),
+        shape=_sized(LARGE, seqlen_q=1100, seqlen_kv=900),
         small=_sized(SMALL, seqlen_q=300, seqlen_kv=129),
     ),
     _case("window", WINDOW),
@@ -219,13 +219,13 @@ CASES: tuple[Case, ...] = (
         "rising 300 dead rows",
         CAUSAL,
         transform=ramp(-300.0, 300.0),
-        shape=_sized(LARGE, seqlen_q=2100, seqlen_kv=1500),
+        shape=_sized(LARGE, seqlen_q=1100, seqlen_kv=900),
         small=_sized(SMALL, seqlen_q=300, seqlen_kv=129),
     ),
     _case(
         "window dead rows",
         WINDOW,
-        shape=_sized(LARGE, seqlen_q=2100, seqlen_kv=1500),
+        shape=_sized(LARGE, seqlen_q=1100, seqlen_kv=900),
         small=_sized(SMALL, seqlen_q=400, seqlen_kv=129),
     ),
     # score mods
@@ -277,7 +277,7 @@ CASES: tuple[Case, ...] = (
     _case(
         "dead rows sink softcap",
         joined(CAUSAL, sink, fixed(softcap=20.0)),
-        shape=_sized(LARGE, seqlen_q=2100, seqlen_kv=1500),
+        shape=_sized(LARGE, seqlen_q=1100, seqlen_kv=900),
         small=_sized(SMALL, seqlen_q=300, seqlen_kv=129),
     ),
     _case("scale negative mask", joined(fixed(scale=-0.1), late_keys, CAUSAL)),

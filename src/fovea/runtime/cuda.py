@@ -7,7 +7,7 @@ tensors' device and its current stream, and the host never waits for the device.
 
 import functools
 from collections.abc import Hashable
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -84,4 +84,5 @@ def _launcher(plan: ForwardPlan, arch: Arch, device: torch.device) -> Launcher:
 
 @functools.cache
 def _num_sms(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    cuda = cast(Any, torch.cuda)  # its functions have no types
+    return cuda.get_device_properties(device).multi_processor_count

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-import cutlass.utils as utils
 from cutlass.cute.nvgpu import cpasync
+from cutlass.memory import SmemAllocator
 
 from fovea.kernels.device.kv_walk import BlockListTensors
 from fovea.kernels.device.masking import Band
@@ -178,7 +178,7 @@ class ForwardKernel:
         plan = self.plan
         dtype = element_type(plan)
         layouts = make_layouts(plan)
-        smem = utils.SmemAllocator()
+        smem = SmemAllocator()
         barriers = smem.allocate_array(cutlass.Int64, plan.num_barriers)
         rings = []
         for edge in plan.edges:
