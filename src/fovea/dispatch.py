@@ -7,6 +7,7 @@ backend that the caller named either runs the forward or raises; `backend=None` 
 
 import importlib.util
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
@@ -115,7 +116,7 @@ def forward(problem: AttentionProblem, choice: Choice) -> ForwardResult:
         problem = _without_determinism(problem, choice)
     # Autocast would round the products inside the reference, which are meant to be fp32.
     if torch._C._is_any_autocast_enabled():  # pyright: ignore[reportPrivateUsage]
-        with torch.autocast(problem.q.device.type, enabled=False):
+        with _without_autocast(problem.q.device.type):
             return _forward(problem, choice)
     return _forward(problem, choice)
 
@@ -137,8 +138,14 @@ def backward(
     """
     assert choice.backward_backend == "reference"
     dout = torch.zeros_like(out) if dout is None else dout
-    with torch.autocast(problem.q.device.type, enabled=False):
+    with _without_autocast(problem.q.device.type):
         return tiled_backward.backward(problem, out=out, lse=lse, dout=dout, dlse=dlse, needs=needs)
+
+
+def _without_autocast(device_type: str) -> AbstractContextManager[object]:
+    if not torch.amp.is_autocast_available(device_type):  # such as meta, which has none to turn off
+        return nullcontext()
+    return torch.autocast(device_type, enabled=False)
 
 
 def _forward(problem: AttentionProblem, choice: Choice) -> ForwardResult:

@@ -258,7 +258,7 @@ def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return q, k and v in the autocast dtype where autocast is on; sinks and captures stay."""
     if not torch.compiler.is_compiling() and not _is_any_autocast_enabled():
         return q, k, v
-    if not isinstance(q, Tensor) or not torch.is_autocast_enabled(q.device.type):  # pyright: ignore
+    if not isinstance(q, Tensor) or q.is_meta or not torch.is_autocast_enabled(q.device.type):  # pyright: ignore
         return q, k, v
     dtype = torch.get_autocast_dtype(q.device.type)
     return _cast(q, dtype), _cast(k, dtype), _cast(v, dtype)

@@ -82,6 +82,7 @@ class Plan:
     source: str
 
 
+_MAX_DEPTH = 32  # of captures inside captures
 _facts: dict[int, CodeFacts] = {}
 _plans: dict[Any, list[Plan]] = {}
 
@@ -187,6 +188,8 @@ def _visit(value: Any, name: str, found: Survey, key: list[Any], free: bool, dep
         # attributes of a class of the user's are as free to change as those of an object
         found.is_checkable = found.is_checkable and value.__module__ in ("builtins", "torch")
         key.append(id(value))
+    elif (kind is tuple or kind is list) and depth > _MAX_DEPTH:  # such as a list that holds itself
+        found.is_checkable = False
     elif kind is tuple or kind is list:
         key.append((kind, len(value)))
         for part in value:
@@ -334,7 +337,7 @@ class Tagger:
         if kind is types.FunctionType:
             return self.function(value, free, depth)
         if kind is tuple or kind is list:
-            if not any(callable(part) for part in value):
+            if depth > _MAX_DEPTH or not any(callable(part) for part in value):
                 return value  # the mod may fill the list it captured
             return kind(
                 self.value(part, free if callable(part) else False, depth + 1) for part in value
@@ -359,7 +362,7 @@ class Tagger:
     def function(self, fn: types.FunctionType, free: bool, depth: int) -> Any:
         """Return a function of the same code over copied cells and defaults."""
         code = fn.__code__
-        if not free or depth > 32 or not code_facts(code).is_checkable:
+        if not free or depth > _MAX_DEPTH or not code_facts(code).is_checkable:
             return fn
         cells: list[Any] = []
         own: types.CellType | None = None

@@ -69,6 +69,12 @@ class Tracer:
             if self.compiling:
                 return self.recovered(value)
             if isinstance(value, Traced):
+                if value.fovea_tracer is not self:
+                    raise TraceError(
+                        "a value that an earlier trace of a mod left behind is not valid (allowed: "
+                        "values of this call, tensors, numbers); keep nothing that a mod computes "
+                        "in a list, a global or an attribute"
+                    )
                 return value.fovea_term
             return self.lift(value)
         if not self.compiling and type(value) is CapturedNumber:

@@ -7,15 +7,18 @@ beside it.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from fovea import dispatch
 from fovea.dispatch import Choice
 from fovea.mods.trace import TracedMod
-from fovea.ops.functions import differentiable_backward
+from fovea.ops.batched_grads import each_of_batch, is_batched
+from fovea.ops.functions import differentiable_backward, keep_dynamo_out
 from fovea.ops.program import pack
 from fovea.problem import (
     AttentionProblem,
@@ -42,6 +45,8 @@ def is_plain(tensors: list[Tensor | None]) -> bool:
     A profiler counts as a watcher: it should show the operator's name.
     """
     if _num_modes() or _has_transform() or _is_profiling():
+        return False
+    if forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
         return False
     for tensor in tensors:
         if tensor is not None and type(tensor) not in _PLAIN_TYPES:
@@ -235,6 +240,8 @@ class _Recorded(torch.autograd.Function):
         flags = ctx.needs_input_grad[3:]
         if dout is None and dlse is None:
             return (None,) * (3 + len(flags))
+        if is_batched(grads):
+            return each_of_batch(partial(_Recorded.backward, ctx), grads)
         out, lse, *tensors = ctx.saved_tensors
         problem = problem_of(ctx.facts, tensors)
         if torch.is_grad_enabled() or not is_plain(tensors):
@@ -257,6 +264,8 @@ class _Recorded(torch.autograd.Function):
             *found.score_captures,
         )
 
+
+keep_dynamo_out(_Recorded.backward)
 
 # Function.apply without its argument binding and functorch checks, which `is_plain` has done.
 _record = cast(Any, super(torch.autograd.Function, _Recorded)).apply

@@ -23,11 +23,13 @@ def vmap_forward(
     facts, inputs, others = args[:3], args[3:6], args[6:]
     if not can_fold(program, args[3:], in_dims[6:]):
         return _loop(apply, size, in_dims, args)
+    batch = _batch_of(inputs[0], in_dims[3])
     folded = [_fold(t, d, size) for t, d in zip(inputs, in_dims[3:6], strict=True)]
     out, lse, max_score = apply(*facts, *folded, *others)
+    lead = (size, batch)
     if not program.wants_max_score:
-        return (_unfold(out, size), _unfold(lse, size), max_score), (0, 0, None)
-    return tuple(_unfold(result, size) for result in (out, lse, max_score)), (0, 0, 0)
+        return (out.unflatten(0, lead), lse.unflatten(0, lead), max_score), (0, 0, None)
+    return tuple(result.unflatten(0, lead) for result in (out, lse, max_score)), (0, 0, 0)
 
 
 def vmap_backward(
@@ -44,9 +46,10 @@ def vmap_backward(
         return _loop(apply, size, in_dims, args)
     folded = [_fold(t, d, size) for t, d in zip(rows, in_dims[4:11], strict=True)]
     grads = apply(*facts, *folded, *others)
+    lead = (size, _batch_of(args[8], in_dims[8]))
     dims = tuple(0 if flag else None for flag in facts[3])
     return (
-        tuple(_unfold(g, size) if flag else g for g, flag in zip(grads, facts[3], strict=True)),
+        tuple(g.unflatten(0, lead) if f else g for g, f in zip(grads, facts[3], strict=True)),
         dims,
     )
 
@@ -72,14 +75,24 @@ def _fold(tensor: Tensor | None, dim: int | None, size: int) -> Tensor | None:
     return tensor.flatten(0, 1)
 
 
-def _unfold(tensor: Tensor, size: int) -> Tensor:
-    return tensor.reshape(size, tensor.shape[0] // size, *tensor.shape[1:])
+def _batch_of(q: Tensor, dim: int | None) -> int:
+    """Return the batch of one mapped call."""
+    return q.shape[0] if dim is None else q.movedim(dim, 0).shape[1]
 
 
 def _loop(
     apply: Callable[..., Any], size: int, in_dims: type_of_dims, args: tuple[Any, ...]
 ) -> tuple[Any, Any]:
     """Repeat the call for each mapped entry and stack the results."""
+    if size == 0:  # one call on zeros tells the shapes
+        args = tuple(
+            arg.new_zeros((*arg.shape[:dim], 1, *arg.shape[dim + 1 :]))
+            if isinstance(arg, Tensor) and dim is not None
+            else arg
+            for arg, dim in zip(args, in_dims, strict=True)
+        )
+        results, dims = _loop(apply, 1, in_dims, args)
+        return tuple(result[:0] for result in results), dims
     calls = [
         apply(
             *(

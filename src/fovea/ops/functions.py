@@ -6,15 +6,26 @@ vmap rules. Not here: the quick path of plain eager calls (`eager.py`), the oper
 Invariant: every tensor is an argument of its own, since autograd does not look into lists.
 """
 
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from fovea.errors import UnsupportedError
 from fovea.ops import folding, library
+from fovea.ops.batched_grads import each_of_batch, is_batched
 from fovea.ops.library import needs_of
 from fovea.ops.program import Packed
 from fovea.ops.second_order import second_order
+
+_torch: Any = torch
+
+_NO_FORWARD_MODE = (
+    "attention under forward-mode differentiation (torch.func.jvp, jacfwd and hessian, "
+    "forward_ad.make_dual) is not supported (allowed: reverse mode, to any order); use "
+    "torch.func.vjp or jacrev, and torch.func.jacrev(torch.func.jacrev(...)) for a Hessian."
+)
 
 NUM_INPUTS = 4  # q, k, v, sink come first among the tensors of a call
 
@@ -46,11 +57,17 @@ class Attention(torch.autograd.Function):
         flags = [bool(flag) for flag in ctx.needs_input_grad[3 : 3 + num_tensors]]
         if dout is None and dlse is None:
             return (None,) * (3 + len(tensors))
+        if is_batched(grads):
+            return each_of_batch(partial(Attention.backward, ctx), grads)
         results = _backward(
             (ctx.program, ctx.ints, ctx.num_captures, flags), (dout, dlse, out, lse), tensors
         )
         asked = [grad if flag else None for grad, flag in zip(results, flags, strict=True)]
         return (None, None, None, *asked, *[None] * num_constants)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise UnsupportedError(_NO_FORWARD_MODE)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
@@ -92,9 +109,29 @@ class AttentionBackward(torch.autograd.Function):
         )
 
     @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise UnsupportedError(_NO_FORWARD_MODE)
+
+    @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
         return folding.vmap_backward(_apply_backward, info.batch_size, in_dims, args)
 
+
+def keep_dynamo_out(*functions: Any) -> None:
+    """Let Dynamo run these functions, and what they call, as they are.
+
+    They run eagerly, but under torch.compile (without fullgraph) autograd may call them where
+    Dynamo would compile each Python frame by itself, and it misreads those of autograd functions.
+    `torch.compiler.disable` does the same, but imports Dynamo.
+    """
+    frames = _torch._C._dynamo.eval_frame
+    skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+    for function in functions:
+        frames.set_code_exec_strategy(function.__code__, skip)
+
+
+for _function in (Attention, AttentionBackward):
+    keep_dynamo_out(_function.forward, _function.setup_context, _function.backward, _function.vmap)
 
 _apply = cast(Any, Attention).apply
 _apply_backward = cast(Any, AttentionBackward).apply

@@ -58,6 +58,8 @@ def needs_of(flags: list[bool]) -> GradientNeeds:
 
 def attention_forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Run the forward: the kernel of fovea::attention_forward on every device."""
+    if args[0].is_meta:
+        return _forward_fake(*args)
     packed = packed_of(args)
     problem = unpack(packed)
     choice = dispatch.choose(problem, parse(packed.program).backend)
@@ -68,6 +70,8 @@ def attention_forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
 def attention_backward(*args: Any) -> list[Tensor]:
     """Run the first-order backward: the kernel of fovea::attention_backward on every device."""
     dout, dlse, q, k, v, sink, out, lse, captures, constants, ints, program, flags = args
+    if q.is_meta:
+        return _backward_fake(*args)
     packed = Packed(q, k, v, sink, captures, constants, ints, program)
     problem = unpack(packed)
     choice = dispatch.choose(problem, parse(program).backend)

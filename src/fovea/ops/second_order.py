@@ -51,6 +51,12 @@ def second_order(
     dout, dlse, out, lse = results
     sources = [dout, dlse, packed.q, packed.k, packed.v, packed.sink, out, lse, *packed.captures]
     places = [i for i, t in enumerate(sources) if t is not None and t.is_floating_point()]
+    if packed.q.is_meta:
+        shapes = [
+            torch.empty_like(t) if t is not None and i in places else None
+            for i, t in enumerate(sources)
+        ]
+        return _ordered(shapes)
     computed = [i for i, flag in enumerate(_flags(needs)) if flag]
 
     def first_order(*floats: Tensor) -> tuple[Tensor, ...]:
@@ -73,6 +79,11 @@ def second_order(
     grads: list[Tensor | None] = [None] * len(sources)
     for place, grad in zip(places, pull(full), strict=True):
         grads[place] = grad
+    return _ordered(grads)
+
+
+def _ordered(grads: list[Tensor | None]) -> SecondOrder:
+    """Return gradients in the order of `sources` by name."""
     return SecondOrder(
         dout=grads[0],
         dlse=grads[1],

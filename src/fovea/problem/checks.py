@@ -21,6 +21,7 @@ from fovea.tiling.block_lists import BlockLists
 
 DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 MAX_HEAD_DIM = 256
+_UNLIMITED = 2**31 - 1  # keys on one side of the diagonal
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -154,7 +155,8 @@ def _normal_extent(side: str, extent: object) -> int | None:
             raise TypeError(_bad_extent(side, extent)) from None
     if extent < 0:
         raise ValueError(_bad_extent(side, extent))
-    return extent
+    # No sequence is that long, and operators and kernels have no wider integers for it.
+    return None if type(extent) is int and extent >= _UNLIMITED else extent
 
 
 def _bad_extent(side: str, extent: object) -> str:
@@ -277,8 +279,29 @@ def _check_callable(name: str, mod: object, signature: str) -> Callable[..., Any
 
 
 def check_captures(name: str, mod: TracedMod, q: Tensor) -> TracedMod:
-    """Return `mod`; raise ValueError unless its captured tensors are on the device of q."""
+    """Return `mod`; raise unless what it captured can be used: strided tensors on the device of q,
+    integers of 64 bits.
+    """
+    for number in mod.scalars:
+        if type(number) is int and not -(2**63) <= number < 2**63:
+            raise ValueError(
+                invalid(
+                    f"an integer captured by {name} ({mod.source})",
+                    number,
+                    "-2**63 to 2**63 - 1",
+                    "capture a float, or a bound that no length reaches, such as 2**62",
+                )
+            )
     for capture in mod.captures:
+        if capture.layout is not torch.strided:
+            raise TypeError(
+                invalid(
+                    f"layout of a tensor captured by {name} ({mod.source})",
+                    f"{capture.layout}, shape {tuple(capture.shape)}",
+                    "torch.strided",
+                    "capture .to_dense(), or a nested tensor's .values() and .offsets()",
+                )
+            )
         if capture.device != q.device and not _may_differ(capture, q):
             raise ValueError(
                 invalid(

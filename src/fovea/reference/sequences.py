@@ -127,7 +127,8 @@ def _spans(problem: AttentionProblem, varlen: Varlen) -> list[tuple[Span, Span]]
         rows = _span(starts_q, used_q, i)
         if starts_kv is None:
             assert used_kv is not None  # problem.py: a paged call has seqused_kv
-            keys = Span(begin=0, used=used_kv[i], end=used_kv[i])
+            used = max(used_kv[i], 0)
+            keys = Span(begin=0, used=used, end=used)
         else:
             keys = _span(starts_kv, used_kv, i)
         spans.append((rows, keys))

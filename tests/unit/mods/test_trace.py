@@ -458,3 +458,16 @@ def test_trace_warm_call_does_not_run_the_function() -> None:
 def test_trace_source_names_file_line_and_function() -> None:
     traced = trace_mask_mod(window(2))
     assert re.fullmatch(r".*test_trace\.py:\d+ window\.<locals>\.<lambda>", traced.source)
+
+
+def test_trace_list_that_holds_itself_is_followed_anew_on_each_call() -> None:
+    ring: list[Any] = [2.0]
+    ring.append(ring)
+    ring.append(lambda x: x)
+
+    def mod(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return s * ring[1][0]
+
+    assert value(trace_score_mod(mod)) == 4.0
+    ring[0] = 3.0
+    assert value(trace_score_mod(mod)) == 6.0

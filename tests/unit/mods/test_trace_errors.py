@@ -124,3 +124,15 @@ def test_trace_error_of_user_code_passes_through() -> None:
 
     with pytest.raises(ZeroDivisionError, match="mine"):
         trace_score_mod(mod)
+
+
+@pytest.mark.parametrize("use", [lambda s, old: s + old, lambda s, old: old], ids=["used", "given"])
+def test_trace_value_left_behind_by_an_earlier_trace_raises(use: Any) -> None:
+    kept: list[Any] = []
+
+    def keeps(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        kept.append(s * 2)
+        return s
+
+    trace_score_mod(keeps)
+    assert "earlier trace" in failure(lambda s, b, h, q, kv: use(s, kept[0]))

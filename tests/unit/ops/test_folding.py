@@ -193,3 +193,15 @@ def test_gradient_of_a_shared_capture_through_vmap_equals_the_sum():
     torch.testing.assert_close(each, one_by_one)
     whole = torch.func.grad(lambda t: torch.vmap(loss, in_dims=in_dims)(t, q, k, v).sum())(table)
     torch.testing.assert_close(whole, one_by_one.sum(0))
+
+
+@pytest.mark.parametrize("needs_batch", [False, True], ids=["folded", "repeated"])
+@pytest.mark.parametrize("transform", [lambda f: f, torch.func.grad], ids=["forward", "grad"])
+def test_vmap_over_nothing_gives_nothing(needs_batch, transform):
+    def attend(q):
+        out = fovea.attention(q, q, q, score_mod=mod)
+        return out if transform is not torch.func.grad else out.sum()
+
+    mod = (lambda s, b, h, i, j: s + b) if needs_batch else (lambda s, b, h, i, j: s + i)
+    mapped = torch.vmap(transform(attend), in_dims=1)(torch.zeros(2, 0, 5, 4, 8))
+    assert mapped.shape == (0, 2, 5, 4, 8)

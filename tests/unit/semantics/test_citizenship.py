@@ -120,3 +120,31 @@ def test_changing_an_input_before_backward_raises():
     bias.add_(1.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
+
+
+def test_meta_tensors_give_shapes_to_any_order():
+    q, k, v = (x.to("meta").requires_grad_() for x in dense_qkv(SHAPE))
+
+    def mod(score, b, h, q_idx, kv_idx):
+        return score + q_idx
+
+    with torch.autocast("cpu", torch.bfloat16):
+        out = fovea.attention(q, k, v, causal=True, score_mod=mod)
+        first = torch.autograd.grad(out.sum(), [q, k, v], create_graph=True)
+        second = torch.autograd.grad(sum(x.sum() for x in first), [q, k, v])
+    assert out.is_meta
+    assert out.shape == q.shape
+    for once, twice, x in zip(first, second, (q, k, v), strict=True):
+        assert once.shape == twice.shape == x.shape
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_forward_mode_raises_and_names_reverse_mode(requires_grad):
+    q, k, v = (x.requires_grad_(requires_grad) for x in dense_qkv(SHAPE))
+    with (
+        torch.autograd.forward_ad.dual_level(),
+        pytest.raises(fovea.UnsupportedError, match="jacrev"),
+    ):
+        fovea.attention(torch.autograd.forward_ad.make_dual(q, torch.ones_like(q)), k, v)
+    with pytest.raises(fovea.UnsupportedError, match="jacrev"):
+        torch.func.jvp(lambda x: fovea.attention(x, k, v), (q,), (q,))

@@ -223,3 +223,18 @@ def test_contents_are_read_only_under_check(monkeypatch):
     monkeypatch.setenv("FOVEA_CHECK", "1")
     with pytest.raises(ValueError, match="kv_num_blocks=values from -"):
         BlockLists.from_torch(wrong)
+
+
+def test_block_listed_twice_raises_when_checked(monkeypatch):
+    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, 300, 300, device="cpu")
+    mask.kv_num_blocks.fill_(2)
+    mask.kv_indices.zero_()
+    monkeypatch.setenv("FOVEA_CHECK", "1")
+    with pytest.raises(ValueError, match=r"kv_indices\[0, 0, 0\].*block 0 more than once"):
+        BlockLists.from_torch(mask)
+
+
+def test_contents_of_meta_lists_are_not_read_under_check(monkeypatch):
+    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, 300, 300, device="cpu")
+    monkeypatch.setenv("FOVEA_CHECK", "1")
+    assert BlockLists.from_torch(mask.to("meta")).device.type == "meta"
