@@ -15,11 +15,13 @@ from rich.table import Table
 from fovea.compile import artifact as artifacts
 from fovea.compile import cache
 
+SHOWN = 20  # entries that fit a screen
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def show(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one list.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one list of all.")] = False,
+    show_all: Annotated[bool, typer.Option("--all", help=f"Not only the last {SHOWN}.")] = False,
 ) -> None:
     """List the compiled kernels that are kept on disk, last used first."""
     folder = cache.default_cache()
@@ -40,13 +42,16 @@ def show(
         console.print(f"{folder.root} holds no compiled kernel")
         return
     table = Table(box=None, pad_edge=False)
-    for heading in ("kernel", "for", "size", "used", "key"):
-        table.add_column(heading, justify="right" if heading in ("size", "used") else "left")
-    for entry in entries:
-        named = _named(entry)
+    for heading in ("kernel", "size", "used", "key"):
+        justify = "right" if heading in ("size", "used") else "left"
+        table.add_column(heading, justify=justify, overflow="fold")
+    shown = entries if show_all else entries[:SHOWN]
+    for entry in shown:
         size = f"{entry.num_bytes / 2**10:.0f} KiB"
-        table.add_row(named["name"], named["arch"], size, _ago(entry.last_used), entry.key[:12])
+        table.add_row(_named(entry)["name"], size, _ago(entry.last_used), entry.key[:8])
     console.print(table)
+    if len(shown) < len(entries):
+        console.print(f"and {len(entries) - len(shown)} used before (--all lists them)")
     total = sum(entry.num_bytes for entry in entries) / 2**20
     limit = folder.limit_bytes / 2**20
     console.print(

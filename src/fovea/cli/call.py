@@ -6,7 +6,9 @@ Invariant: the words are those of the benchmark files, so a row there can be pas
 """
 
 import ast
+import difflib
 import importlib.util
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -151,22 +153,20 @@ def parse_window(text: str | None) -> tuple[int | None, int | None] | None:
 def parse_mod(option: str, text: str | None) -> Callable[..., Any] | None:
     """Return the mod that an option names.
 
-    `NAME` or `NAME(ARGUMENTS)` is a member of fovea.mods, called with literal arguments;
-    `FILE.py:NAME` is a function of the user's file, taken as it is.
+    `NAME` or `NAME(ARGUMENTS)` is a member of fovea.mods, as it is or called with literal
+    arguments; `FILE.py:` before it takes it from the user's file.
 
     Raises:
-        ValueError: no such mod, or arguments that are no literals.
+        ValueError: no such mod, one that lacks its arguments, or arguments that are no literals.
     """
     if text is None:
         return None
-    path, colon, name = text.rpartition(":")
-    if colon and path.endswith(".py"):
-        return _member(option, _load_file(option, Path(path)), name)
-    allowed = "NAME or NAME(ARGUMENTS) from fovea.mods, or FILE.py:NAME"
+    path, is_file, expression = text.partition(".py:")
+    module = _load_file(option, Path(path + ".py")) if is_file else mods
     try:
-        node = ast.parse(text, mode="eval").body
+        node = ast.parse(expression if is_file else text, mode="eval").body
         if isinstance(node, ast.Name):
-            return _member(option, mods, node.id)
+            return _taken_as_it_is(option, text, _member(option, module, node.id))
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
             raise ValueError
         arguments = [ast.literal_eval(argument) for argument in node.args]
@@ -174,10 +174,26 @@ def parse_mod(option: str, text: str | None) -> Callable[..., Any] | None:
     except (SyntaxError, ValueError) as error:
         if str(error).startswith(option):
             raise
+        allowed = "NAME or NAME(ARGUMENTS) from fovea.mods, or FILE.py: and the same"
         raise ValueError(
             invalid(option, repr(text), allowed, "give numbers as arguments")
         ) from error
-    return _member(option, mods, node.func.id)(*arguments, **keywords)
+    return _member(option, module, node.func.id)(*arguments, **keywords)
+
+
+def _taken_as_it_is(option: str, text: str, mod: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the mod, unless it is a function that makes one."""
+    indices = ("b", "h", "q_idx", "kv_idx")
+    names = ("score", *indices) if option == "--score-mod" else indices
+    signature = inspect.signature(mod)
+    try:
+        signature.bind(*names)
+    except TypeError as error:
+        allowed = f"a function ({', '.join(names)})"
+        own = ", ".join(signature.parameters)
+        way_out = f"if it makes one, write its arguments too: '{text}(...)', which are ({own})"
+        raise ValueError(invalid(option, repr(text), allowed, way_out)) from error
+    return mod
 
 
 def _load_file(option: str, path: Path) -> ModuleType:
@@ -192,6 +208,12 @@ def _load_file(option: str, path: Path) -> ModuleType:
 def _member(option: str, module: ModuleType, name: str) -> Callable[..., Any]:
     member = getattr(module, name, None)
     if not callable(member):
-        names = getattr(module, "__all__", [n for n in vars(module) if not n.startswith("_")])
-        raise ValueError(invalid(option, repr(name), " | ".join(names), "name one of them"))
+        names = getattr(module, "__all__", None) or [
+            known for known, value in vars(module).items() if inspect.isfunction(value)
+        ]
+        near = difflib.get_close_matches(name, names, n=3)
+        way_out = f"write {' or '.join(near)}" if near else "name one of them"
+        where = "a name in fovea.mods (docs/mods.md lists them)"
+        allowed = where if module is mods else " | ".join(names)
+        raise ValueError(invalid(option, repr(name), allowed, way_out))
     return member

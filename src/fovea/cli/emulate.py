@@ -3,6 +3,8 @@
 Lives here: options in, a table out. The run is `emulation.py`'s.
 """
 
+import math
+import sys
 from typing import Annotated
 
 import torch
@@ -23,6 +25,16 @@ Seeds = Annotated[int, typer.Option(min=1, help="Random schedules to try.")]
 DEFAULT = Shape(
     batch=1, heads_q=1, heads_kv=1, seqlen_q=200, seqlen_kv=200, head_dim=64, head_dim_v=64
 )
+
+TILE = 128
+SECONDS_PER_TILE = 0.3  # an order of magnitude, on one core
+LONG = 120
+
+
+def estimate_seconds(shape: Shape, seeds: int) -> float:
+    """Return roughly how long the emulator takes for a call without skipped tiles."""
+    tiles = math.ceil(shape.seqlen_q / TILE) * math.ceil(shape.seqlen_kv / TILE)
+    return SECONDS_PER_TILE * seeds * shape.batch * shape.heads_q * tiles
 
 
 def run(
@@ -49,6 +61,12 @@ def run(
         *wanted.make_inputs(torch.device("cpu")), Request(**wanted.keywords, wants_lse=True)
     )
     console = Console()
+    seconds = estimate_seconds(wanted.shape, seeds)
+    if seconds > LONG:
+        sys.stderr.write(
+            f"fovea: {wanted} takes the emulator about {seconds / 60:.0f} min if no tile is "
+            "skipped; B1 H1 runs the same kernel, and S changes it only at short lengths\n"
+        )
     kernel = compile_forward(problem, arch_named(arch))
     console.print(f"{wanted}, kernel {kernel.artifact.record.name}", highlight=False)
     console.print(resource_table(kernel))

@@ -19,6 +19,8 @@ import torch
 
 from fovea import env
 from fovea.arch import ARCHS, arch_of
+from fovea.plan.select import unsupported
+from fovea.problem import Request, make_dense
 from fovea.version import __version__
 
 # What each extra of pyproject.toml brings; a clone on PYTHONPATH has no metadata to ask.
@@ -89,6 +91,13 @@ def gather() -> Facts:
     )
 
 
+def _archs_with_kernels() -> list[str]:
+    """Return the architectures whose kernels take a plain call."""
+    q = torch.empty(1, 1, 1, 64, dtype=torch.bfloat16)
+    problem = make_dense(q, q, q, Request())
+    return [f"{a.name} ({a.product})" for a in ARCHS.values() if unsupported(problem, a) is None]
+
+
 def as_text(facts: Facts) -> str:
     """Return the facts as aligned lines of text."""
     rows: list[tuple[str, str]] = [
@@ -97,7 +106,7 @@ def as_text(facts: Facts) -> str:
         ("torch", f"{facts.torch}  (CUDA {facts.torch_cuda or 'none: a CPU build'})"),
     ]
     rows += [("GPU", _gpu_line(gpu)) for gpu in facts.gpus] or [("GPU", "none visible")]
-    rows += [("kernels for", ", ".join(f"{a.name} ({a.product})" for a in ARCHS.values()))]
+    rows += [("forward kernels", ", ".join(_archs_with_kernels()))]
     rows += [(f"backend {name}", text) for name, text in facts.backends.items()]
     for extra, names in EXTRAS.items():
         found = ", ".join(f"{name} {facts.packages[name] or '(missing)'}" for name in names)

@@ -1,14 +1,15 @@
 """Entry point of the command `fovea`.
 
-Lives here: what works without the extra `cli`, which is `fovea info`, and the message that names
-the extra. The commands themselves are assembled in `application.py`. Invariant: importing this
-module imports no optional package.
+Lives here: what works without the extra `cli`, which is `fovea info` and `fovea --version`, and the
+message that names the extra. The commands themselves are assembled in `application.py`. Invariant:
+importing this module imports no optional package.
 """
 
 import sys
 from collections.abc import Sequence
 
 from fovea.cli import info
+from fovea.version import __version__
 
 MISSING = """\
 fovea {command} needs the package {package!r}, which is not installed.
@@ -27,6 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         if words[:1] == ["info"]:
             return info.run_plain(words[1:])
+        if words == ["--version"]:
+            print(__version__)
+            return 0
         command = words[0] if words and not words[0].startswith("-") else "--help"
         sys.stderr.write(MISSING.format(command=command, package=error.name))
         return 2

@@ -19,11 +19,11 @@ Window = Annotated[
 Softcap = Annotated[float | None, typer.Option(help="Cap c of c * tanh(s / c).")]
 ScoreMod = Annotated[
     str | None,
-    typer.Option(metavar="MOD", help="NAME(ARGUMENTS) of fovea.mods, or FILE.py:NAME."),
+    typer.Option(metavar="MOD", help="NAME(ARGUMENTS) of fovea.mods, or FILE.py:NAME(...)."),
 ]
 MaskMod = Annotated[
     str | None,
-    typer.Option(metavar="MOD", help="NAME(ARGUMENTS) of fovea.mods, or FILE.py:NAME."),
+    typer.Option(metavar="MOD", help="NAME(ARGUMENTS) of fovea.mods, or FILE.py:NAME(...)."),
 ]
 Backend = Annotated[str | None, typer.Option(help="reference | cuda | emulator:sm90.")]
 

@@ -62,6 +62,8 @@ class Counter:
     def __enter__(self) -> "Counter":
         if self._bar is not None:
             self._bar.start()
+        elif self._total > 1 and not env.quiet():
+            _write(f"fovea: compiling {self._total} kernels ...")
         return self
 
     def __exit__(self, *_: object) -> None:

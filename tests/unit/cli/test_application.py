@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("typer", reason="the extra cli is not installed")
 
-from fovea.cli import bench
+from fovea.cli import bench, cache
 from fovea.cli.main import main
 from fovea.version import __version__
 
@@ -63,6 +63,19 @@ def test_damaged_entry_is_listed_as_damaged_and_cleared(cache_folder, capsys):
     assert (listed["key"], listed["name"]) == ("0123456789abcdef", "(damaged)")
     assert main(["cache", "clear"]) == 0
     assert not entry.exists()
+
+
+def test_long_cache_is_listed_from_its_end_unless_all_is_asked_for(cache_folder, capsys):
+    for number in range(cache.SHOWN + 3):
+        entry = cache_folder / "v1" / f"{number:016x}"
+        entry.mkdir(parents=True)
+        (entry / "record.json").write_text("{}")
+    assert main(["cache", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= cache.SHOWN + 4
+    assert any(line.startswith("and 3 used before") for line in lines)
+    assert main(["cache", "list", "--all"]) == 0
+    assert capsys.readouterr().out.count("(damaged)") == cache.SHOWN + 3
 
 
 def test_wrong_word_ends_with_one_line_and_no_traceback(capsys):

@@ -84,3 +84,31 @@ def test_mod_of_a_file_is_taken_as_it_is(tmp_path):
 def test_mod_that_is_wrong_raises_and_names_the_option(text):
     with pytest.raises(ValueError, match="--mask-mod="):
         parse_mod("--mask-mod", text)
+
+
+def test_mod_of_a_file_is_called_with_its_arguments(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def add(n):\n"
+        "    def mod(score, b, h, q_idx, kv_idx):\n        return score + n\n"
+        "    return mod\n"
+    )
+    assert parse_mod("--score-mod", f"{file}:add(3)")(4.0, 0, 0, 0, 0) == 7.0
+
+
+def test_maker_without_its_arguments_raises_and_names_them():
+    with pytest.raises(ValueError, match=r"--score-mod='alibi' .*'alibi\(...\)'.*heads"):
+        parse_mod("--score-mod", "alibi")
+
+
+def test_misspelt_mod_raises_with_the_name_meant():
+    with pytest.raises(ValueError, match="write alibi") as raised:
+        parse_mod("--score-mod", "alibbi(8)")
+    assert len(str(raised.value)) < 200
+
+
+def test_unknown_mod_of_a_file_raises_with_the_functions_there(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("import math\nLIMIT = 3\ndef twice(score, b, h, i, j):\n    return 2 * score\n")
+    with pytest.raises(ValueError, match=r"allowed: twice\)"):
+        parse_mod("--score-mod", f"{file}:zzz")

@@ -7,8 +7,11 @@ import sys
 import pytest
 import torch
 
+from fovea.arch import SM100
 from fovea.cli import info
 from fovea.cli.main import main
+from fovea.plan.select import unsupported
+from fovea.problem import Request, make_dense
 from fovea.version import __version__
 
 
@@ -54,6 +57,19 @@ def test_compiled_kernels_alone_are_enough_for_cuda_with_a_bundle():
 def test_info_without_typer_prints_the_facts_as_json(without_typer, capsys):
     assert main(["info", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["fovea"] == __version__
+
+
+def test_version_without_typer_is_printed(without_typer, capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == __version__
+
+
+def test_architectures_are_named_only_where_a_kernel_takes_a_call():
+    (line,) = [x for x in info.as_text(info.gather()).splitlines() if "forward kernels" in x]
+    q = torch.empty(1, 1, 1, 64, dtype=torch.bfloat16)
+    lack = unsupported(make_dense(q, q, q, Request()), SM100)
+    assert "sm90 (Hopper)" in line
+    assert ("sm100" in line) == (lack is None)
 
 
 def test_info_without_typer_refuses_an_unknown_option(without_typer, capsys):

@@ -57,6 +57,7 @@ def test_counter_without_a_terminal_says_one_line_each(
         counter.advance("first", 1.25)
         counter.advance("second", 0.0, failed=True)
     assert capsys.readouterr().err.splitlines() == [
+        "fovea: compiling 2 kernels ...",
         "fovea: compiled 1/2 first: 1.2 s",
         "fovea: compiled 2/2 second: failed",
     ]
