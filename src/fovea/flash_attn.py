@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fovea import env
 from fovea.api import AuxRequest, attention, attention_varlen
 from fovea.errors import UnsupportedError, invalid
+from fovea.tiling.paged_kv import check_pages
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
 
@@ -185,6 +187,9 @@ def flash_attn_with_kvcache(
     if k is not None:
         if v is None:
             raise ValueError(invalid("v", None, "a tensor like k", "pass both k and v or neither"))
+        if env.check():  # before anything is written: -1 would be the cache's last page
+            for lengths in (seqlens, seqlens + k.shape[1]):
+                check_pages(table, lengths, pages=k_cache.shape[0], page_size=page_size)
         _append(k_cache, k, table, seqlens)
         _append(v_cache, v, table, seqlens)
         seqlens = seqlens + k.shape[1]
@@ -266,6 +271,9 @@ def _window(window_size: type_of_window) -> type_of_window:
     """Return a window with None where flash-attn has -1."""
     if window_size is None:
         return None
+    if not isinstance(window_size, tuple | list) or len(window_size) != 2:  # pyright: ignore
+        remedy = "pass (-1, -1) for an unlimited window"
+        raise TypeError(invalid("window_size", repr(window_size), "a pair (left, right)", remedy))
     left, right = window_size
     return (None if left == -1 else left, None if right == -1 else right)
 

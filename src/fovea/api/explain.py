@@ -5,6 +5,7 @@ Lives here: the answer as a value, and its text. Not here: the decisions themsel
 tensor is read.
 """
 
+import textwrap
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +79,7 @@ class Explanation:
         return 1 - self.visible_pairs / self.total_pairs
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        return "\n".join(_wrapped(line) for line in _lines(self))
 
 
 def explain(
@@ -253,6 +254,13 @@ def _lines(e: Explanation) -> list[str]:
     if e.copies:
         lines.append(f"copied first  {', '.join(e.copies)}")
     return lines
+
+
+def _wrapped(line: str) -> str:
+    """Return a line in pieces that fit a terminal, the later ones below its text."""
+    return textwrap.fill(
+        line, 100, subsequent_indent=" " * 16, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _big(number: float) -> str:

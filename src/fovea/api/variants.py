@@ -99,8 +99,22 @@ def variants_of(problem: AttentionProblem, arch: Arch) -> list[tuple["ForwardPla
             plan = select.forward_plan(_like(problem, scale, seqlen), arch)
             by_plan.setdefault(plan, []).append(f"{scale_text}, {text}")
         for plan, texts in by_plan.items():
-            found.setdefault(plan, []).extend([scale_text] if len(by_plan) == 1 else texts)
+            found.setdefault(plan, []).extend([scale_text] if len(by_plan) == 1 else _merged(texts))
     return [(plan, "; or ".join(texts) or "this call") for plan, texts in found.items()]
+
+
+def _merged(texts: list[str]) -> list[str]:
+    """Return the conditions, those that differ in short and long alone made one."""
+    short, long = (f", {text}" for text in _short_and_long())
+    without = [text.replace(short, "").replace(long, "") for text in texts]
+    pairs = zip(texts, without, strict=True)
+    return list(dict.fromkeys(rest if without.count(rest) > 1 else text for text, rest in pairs))
+
+
+def _short_and_long() -> tuple[str, str]:
+    from fovea.plan.select import SHORT_SEQLEN
+
+    return f"at most {SHORT_SEQLEN} keys", f"more than {SHORT_SEQLEN} keys"
 
 
 def _lengths(problem: AttentionProblem) -> list[tuple[int, str]]:
@@ -108,7 +122,7 @@ def _lengths(problem: AttentionProblem) -> list[tuple[int, str]]:
     from fovea.plan.integers import NARROW_LIMIT
     from fovea.plan.select import SHORT_SEQLEN
 
-    short, long = f"at most {SHORT_SEQLEN} keys", f"more than {SHORT_SEQLEN} keys"
+    short, long = _short_and_long()
     if problem.score_mod is None and problem.mask_mod is None and problem.block_mask_mod is None:
         return [(1, short), (SHORT_SEQLEN + 1, long)]
     return [

@@ -24,7 +24,7 @@ from fovea.mods.builder import Term, attrs_key
 from fovea.mods.closures import Plan, Survey, remember, reuse, survey, tagged
 from fovea.mods.graph import DTYPE_NAME, Graph, captures_text
 from fovea.mods.tracer import Tracer, capture_spec
-from fovea.mods.values import Traced, TracingMode, cook, recipe_text
+from fovea.mods.values import Recipe, Traced, TracingMode, cook, recipe_text
 
 _SIGNATURE = {
     "score": "(score, b, h, q_idx, kv_idx) -> score",
@@ -81,9 +81,7 @@ def _trace(kind: str, fn: Callable[..., Any], dtype: str, device: torch.device |
     return TracedMod(
         plan.graph,
         tuple([found.tensors[number] for number in plan.captures]),
-        tuple([cook(recipe, found.numbers, found.tensors) for recipe in plan.scalars])  # pyright: ignore[reportArgumentType]
-        if plan.scalars
-        else (),
+        _cooked(plan.scalars, found, plan.source) if plan.scalars else (),
         plan.specialised,
         plan.source,
     )
@@ -113,7 +111,7 @@ def _trace_anew(
         for recipe, value in tracer.guards
         if recipe[0] != "size"
     )
-    scalars = tuple(cook(recipe, found.numbers, found.tensors) for recipe in recipes)
+    scalars = _cooked(recipes, found, source)
     places = [_place_of(tensor, found.tensors) for tensor in captures]
     if tracer.repeatable and None not in places:
         plan = Plan(
@@ -126,6 +124,22 @@ def _trace_anew(
         )
         remember(found, plan)
     return TracedMod(done.graph, captures, scalars, notes, source)
+
+
+def _cooked(recipes: tuple[Recipe, ...], found: Survey, source: str) -> tuple[Any, ...]:
+    """Return the run-time scalars of a call; raise ValueError where one is beyond 64 bits."""
+    scalars = tuple([cook(recipe, found.numbers, found.tensors) for recipe in recipes])
+    for number in scalars:
+        if type(number) is int and not -(2**63) <= number < 2**63:
+            raise ValueError(
+                invalid(
+                    f"an integer captured by a mod ({source})",
+                    number,
+                    "-2**63 to 2**63 - 1",
+                    "capture a float, or a bound that no length reaches, such as 2**62",
+                )
+            )
+    return scalars
 
 
 def _trace_in_dynamo(

@@ -35,7 +35,9 @@ def each_of_batch(
         backward(*(None if stack is None else stack[entry] for stack in stacks))
         for entry in range(size)
     ]
-    return tuple(
-        None if column[0] is None else _torch._add_batch_dim(torch.stack(column), 0, level)
-        for column in zip(*calls, strict=True)
-    )
+    # A subclass would make views of the batch, which has none.
+    with _torch._C.DisableTorchFunctionSubclass():
+        return tuple(
+            None if column[0] is None else _torch._add_batch_dim(torch.stack(column), 0, level)
+            for column in zip(*calls, strict=True)
+        )

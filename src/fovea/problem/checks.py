@@ -279,19 +279,7 @@ def _check_callable(name: str, mod: object, signature: str) -> Callable[..., Any
 
 
 def check_captures(name: str, mod: TracedMod, q: Tensor) -> TracedMod:
-    """Return `mod`; raise unless what it captured can be used: strided tensors on the device of q,
-    integers of 64 bits.
-    """
-    for number in mod.scalars:
-        if type(number) is int and not -(2**63) <= number < 2**63:
-            raise ValueError(
-                invalid(
-                    f"an integer captured by {name} ({mod.source})",
-                    number,
-                    "-2**63 to 2**63 - 1",
-                    "capture a float, or a bound that no length reaches, such as 2**62",
-                )
-            )
+    """Return `mod`; raise unless its captured tensors are strided and on the device of q."""
     for capture in mod.captures:
         if capture.layout is not torch.strided:
             raise TypeError(

@@ -159,3 +159,11 @@ def test_nothing_runs_and_nothing_warns(monkeypatch, recwarn):
     monkeypatch.setattr(dispatch, "_forward", fail)
     fovea.explain(*tensors(device="meta"), causal=True)
     assert len(recwarn) == 0
+
+
+def test_text_fits_a_terminal_and_says_no_condition_twice():
+    q = torch.empty(1, 4096, 16, 64, dtype=torch.bfloat16, device="meta")
+    text = str(fovea.explain(q, q, q, score_mod=lambda score, b, h, q_idx, kv_idx: 2 * score))
+    assert max(map(len, text.splitlines())) <= 100
+    assert "at most 1024 keys" not in text
+    assert "scale > 0, mods in 32-bit integers" in text

@@ -244,3 +244,31 @@ def test_learnable_sink_joins_the_denominator():
     _, lse, _ = flash_attn_func(q, k, v, return_attn_probs=True, learnable_sink=sink)
     expected = torch.logaddexp(spelled(q, k, v)[1], sink.view(1, 4, 1))
     torch.testing.assert_close(lse, expected)
+
+
+@pytest.mark.parametrize("window_size", [(2,), (1, 2, 3), 4, "no"])
+def test_window_size_that_is_no_pair_raises_type_error(window_size):
+    with pytest.raises(TypeError, match=r"window_size.*pair"):
+        flash_attn_func(*make(), window_size=window_size)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "pages", "message"),
+    [([3, 14], [0, 1], "seqused_kv"), ([-3, 4], [0, 1], "seqused_kv"), ([3, 4], [-1, 1], "page")],
+    ids=["too long", "negative length", "negative page"],
+)
+def test_kvcache_checks_before_it_writes(monkeypatch, lengths, pages, message):
+    monkeypatch.setenv("FOVEA_CHECK", "1")
+    q, k, v = make(seqlen_k=5)
+    cache = torch.zeros(2, 16, 2, 8, dtype=torch.float64)
+    with pytest.raises(ValueError, match=message):
+        flash_attn_with_kvcache(
+            q,
+            cache,
+            cache,
+            k,
+            v,
+            cache_seqlens=torch.tensor(lengths, dtype=torch.int32),
+            block_table=torch.tensor(pages, dtype=torch.int32).view(2, 1),
+        )
+    assert not cache.any()

@@ -26,6 +26,17 @@ def test_window_of_any_size_is_taken_eagerly_and_in_a_graph(extent):
 def test_captured_integer_beyond_64_bits_raises_with_the_users_line(number):
     with pytest.raises(ValueError, match=r"test_limits\.py.*-2\*\*63"):
         fovea.attention(*dense_qkv(SHAPE), mask_mod=lambda b, h, i, j: i < number)
+    bounds = [5, number]
+    for bound in bounds:  # the second call finds the trace of the first
+
+        def mask_mod(b, h, i, j, bound=bound):
+            return i < bound
+
+        if bound == number:
+            with pytest.raises(ValueError, match=r"test_limits\.py.*-2\*\*63"):
+                fovea.create_block_mask(mask_mod, None, None, 5, 7)
+        else:
+            assert fovea.create_block_mask(mask_mod, None, None, 5, 7).shape == (1, 1, 5, 7)
 
 
 @pytest.mark.parametrize("layout", ["sparse", "jagged"])
