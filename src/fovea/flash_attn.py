@@ -187,9 +187,7 @@ def flash_attn_with_kvcache(
     if k is not None:
         if v is None:
             raise ValueError(invalid("v", None, "a tensor like k", "pass both k and v or neither"))
-        if env.check():  # before anything is written: -1 would be the cache's last page
-            for lengths in (seqlens, seqlens + k.shape[1]):
-                check_pages(table, lengths, pages=k_cache.shape[0], page_size=page_size)
+        _check_append(k_cache, k, table, seqlens)
         _append(k_cache, k, table, seqlens)
         _append(v_cache, v, table, seqlens)
         seqlens = seqlens + k.shape[1]
@@ -309,6 +307,13 @@ def _cache_seqlens(seqlens: int | Tensor | None, table: Tensor, page_size: int) 
         return seqlens.to(torch.int32)
     length = table.shape[1] * page_size if seqlens is None else seqlens
     return torch.full((table.shape[0],), length, dtype=torch.int32, device=table.device)
+
+
+def _check_append(cache: Tensor, new: Tensor, table: Tensor, seqlens: Tensor) -> None:
+    """Raise ValueError under FOVEA_CHECK=1 where rows have no place, before any is written."""
+    if env.check():
+        for lengths in (seqlens, seqlens + new.shape[1]):
+            check_pages(table, lengths, pages=cache.shape[0], page_size=cache.shape[1])
 
 
 def _append(cache: Tensor, new: Tensor, table: Tensor, seqlens: Tensor) -> None:

@@ -46,7 +46,7 @@ def is_plain(tensors: list[Tensor | None]) -> bool:
     """
     if _num_modes() or _has_transform() or _is_profiling():
         return False
-    if forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
+    if forward_ad._current_level >= 0:  # pyright: ignore
         return False
     for tensor in tensors:
         if tensor is not None and type(tensor) not in _PLAIN_TYPES:
