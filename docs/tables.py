@@ -8,6 +8,7 @@ Usage: python docs/tables.py           write
 """
 
 import inspect
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from fovea import env
 
 DOCS = Path(__file__).parent
 TESTS = DOCS.parent / "tests"
+RESULTS = DOCS.parent / "benchmarks" / "results" / "h200"
 
 
 def environment() -> str:
@@ -153,9 +155,37 @@ def pages_of(folder: str) -> str:
     return "\n".join(links) or "None yet."
 
 
+def speed(bench: str, peers: tuple[str, ...]) -> str:
+    """Return the table of one committed result: steady rates, and the ratio to the best peer."""
+    result = json.loads((RESULTS / f"{bench}.json").read_text(encoding="utf-8"))
+    stamp, unit = result["stamp"], result["unit"]
+    lines = [
+        f"{stamp['gpu']}, {stamp['power_limit_watts']} W, torch {stamp['torch']}, {stamp['date']}: "
+        f"`{stamp['command']}`. Steady state in {unit}; in brackets the burst.",
+        "",
+        f"| shape | fovea | {' | '.join(peers)} | fovea / best peer |",
+        f"|---|---|{'---|' * len(peers)}---|",
+    ]
+    for row in result["rows"]:
+        name = row.get("mod") or ("causal" if row["causal"] else "full")
+        heads = f"H{row['H']}" + (f"/{row['Hkv']}" if row["Hkv"] != row["H"] else "")
+        cells = [f"{row[who]:.0f} ({row[f'{who}_burst']:.0f})" for who in ("fovea", *peers)]
+        ratios = [
+            row[f"fovea{state}"] / max(row[f"{who}{state}"] for who in peers)
+            for state in ("", "_burst")
+        ]
+        shape = f"B{row['B']} {heads} S{row['S']} D{row['D']} {name}"
+        lines.append(f"| {shape} | {' | '.join(cells)} | {ratios[0]:.2f} ({ratios[1]:.2f}) |")
+    return "\n".join(lines)
+
+
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "decisions/README.md": {"pages": lambda: pages_of("decisions")},
     "notes/README.md": {"pages": lambda: pages_of("notes")},
+    "benchmarks.md": {
+        "forward": lambda: speed("forward", ("fa3", "cudnn")),
+        "forward mods": lambda: speed("forward_mods", ("flex",)),
+    },
     "environment.md": {"environment": environment},
     "mods.md": {"mods": mods},
     "support.md": {"support": support},
