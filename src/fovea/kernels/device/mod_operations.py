@@ -13,6 +13,7 @@ import cutlass.cute as cute
 
 from fovea.kernels.device.values import select
 from fovea.mods.graph import Node
+from fovea.plan.numerics import LOG2_E
 
 Value = Any  # a DSL scalar or a Python number
 
@@ -110,7 +111,7 @@ def _divide(a: Value, b: Value) -> Value:
 
 def _tanh(a: Value) -> Value:
     """Return 1 - 2 / (1 + e^(2a)), good to 1e-7; the hardware's tanh is good to 5e-4."""
-    power = cute.math.exp2(a * 2.885390081777927, fastmath=True)
+    power = cute.math.exp2(a * (2.0 * LOG2_E), fastmath=True)
     return 1.0 - 2.0 * cute.arch.rcp_approx(power + 1.0)
 
 
@@ -220,7 +221,7 @@ def _sign(node: Node, a: Value) -> Value:
 
 
 def _sigmoid(a: Value) -> Value:
-    return cute.arch.rcp_approx(cute.math.exp2(a * -1.4426950408889634, fastmath=True) + 1.0)
+    return cute.arch.rcp_approx(cute.math.exp2(a * -LOG2_E, fastmath=True) + 1.0)
 
 
 def _rounding(function: Callable[[Value], Value]) -> Callable[..., Value]:

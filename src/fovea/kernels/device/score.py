@@ -17,10 +17,10 @@ from fovea.kernels.device.softmax import (
     ROWS_PER_THREAD,
     columns_per_thread,
     register_idx,
+    row_in_warpgroup,
 )
 from fovea.kernels.device.values import select
 from fovea.plan.numerics import LOG2_E
-from fovea.plan.roles import WARP_SIZE
 
 # Captured values that may wait in registers for S; more would spill.
 _PREFETCHED_REGISTERS = 32
@@ -58,10 +58,9 @@ def make_score_context(
     mods: ModTable,
 ) -> ScoreContext:
     """Return the context of a warpgroup whose rows start at `first_row`."""
-    lane = thread % WARP_SIZE
     context = ScoreContext(
-        q_idx=first_row + 16 * (thread // WARP_SIZE) + lane // 4,
-        lane_column=2 * (lane % 4),
+        q_idx=first_row + row_in_warpgroup(thread, 0),
+        lane_column=2 * (thread % 4),
         walk=walk,
         band=band,
         scalars=scalars,

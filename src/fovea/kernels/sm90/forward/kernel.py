@@ -23,6 +23,7 @@ from fovea.kernels.device.work import WorkRing, clear, work_words
 from fovea.kernels.sm90.forward import compute, load
 from fovea.kernels.sm90.forward.arguments import Outputs, Problem, SharedTiles, TmaLoads
 from fovea.kernels.sm90.wgmma import element_type, row_major_layout, transposed_layout
+from fovea.plan.roles import WARP_SIZE
 from fovea.plan.sm90 import (
     SHARED_ALIGNMENT,
     WARPGROUP_ROWS,
@@ -165,7 +166,7 @@ class ForwardKernel:
         cute.arch.sync_threads()
 
         load_role, compute_role = plan.roles
-        if warp_idx < load_role.threads // 32:
+        if warp_idx < load_role.threads // WARP_SIZE:
             cute.arch.setmaxregister_decrease(load_role.registers)
             if warp_idx == 0:
                 load.run(plan, problem, tma, shared)
@@ -181,10 +182,10 @@ class ForwardKernel:
         smem = SmemAllocator()
         barriers = smem.allocate_array(cutlass.Int64, plan.num_barriers)
         rings = []
+        offset = 0
         for edge in plan.edges:
-            rings.append(
-                make_ring(barriers, sum(r.num_barriers for r in plan.edges[: len(rings)]), edge)
-            )
+            rings.append(make_ring(barriers, offset, edge))
+            offset += edge.num_barriers
         assert work_words(plan.work_edge) <= WORK_WORDS_LIMIT
         num_words = WORK_STAGES * work_words(plan.work_edge)
         words = smem.allocate_tensor(cutlass.Int32, cute.make_layout(num_words))
