@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fovea.mods import library
+import fovea.mods as library
 from fovea.mods.evaluate import Positions, evaluate
 from fovea.mods.trace import trace_mask_mod, trace_score_mod
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import and_masks
 
-from fovea.mods import library
+import fovea.mods as library
 from fovea.mods.graph import Graph
 from fovea.mods.picture import EXAMPLES
 from fovea.mods.trace import TracedMod, trace_mask_mod, trace_score_mod
