@@ -37,6 +37,25 @@ _READY_LIMIT = 4096
 
 def forward(problem: AttentionProblem) -> ForwardResult:
     """Run the forward of a problem that `plan.select.unsupported` has nothing against."""
+    ready = _ready_for(problem)
+    if isinstance(ready, ForwardResult):
+        return ready
+    call = forward_call(problem, ready.prepared)
+    ready.launcher(*call.arguments)
+    if call.padded_out is not None:
+        call.out.copy_(call.padded_out[..., : call.out.shape[-1]])
+    return ForwardResult(call.out, call.lse, call.max_score)
+
+
+def launch_of(problem: AttentionProblem) -> tuple[Launcher, tuple[Any, ...]]:
+    """Return the launcher of a problem that needs one, and ready arguments: for measurements."""
+    ready = _ready_for(problem)
+    assert isinstance(ready, _Ready)
+    return ready.launcher, forward_call(problem, ready.prepared).arguments
+
+
+def _ready_for(problem: AttentionProblem) -> _Ready | ForwardResult:
+    """Return what runs a problem, or its result where that needs no kernel."""
     key = _key(problem)
     ready = _ready.get(key)
     if ready is None:
@@ -47,11 +66,7 @@ def forward(problem: AttentionProblem) -> ForwardResult:
         if len(_ready) >= _READY_LIMIT:
             _ready.clear()
         _ready[key] = ready
-    call = forward_call(problem, ready.prepared)
-    ready.launcher(*call.arguments)
-    if call.padded_out is not None:
-        call.out.copy_(call.padded_out[..., : call.out.shape[-1]])
-    return ForwardResult(call.out, call.lse, call.max_score)
+    return ready
 
 
 def _key(problem: AttentionProblem) -> tuple[Hashable, ...]:

@@ -1,0 +1,192 @@
+"""Measure what a warm call costs the host on a GPU, and capture calls into CUDA graphs.
+
+On a machine with a compiler, from the repository's root:
+    PYTHONPATH=src python scripts/gpu/measure_overhead.py --prepare .carry/overhead
+On the GPU machine, which needs torch and apache-tvm-ffi alone:
+    PYTHONPATH=src FOVEA_BUNDLE=.carry/overhead python3 scripts/gpu/measure_overhead.py
+
+Times are the host's, in microseconds a call: medians over batches between which the device is
+waited for, so that no call waits for a full queue. "raw" is the launcher with ready arguments. A
+graph check captures the first call that its process makes, and compares two replays on changed
+inputs with the reference. The exit status is the number of checks that failed.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fovea
+from fovea.problem import AttentionProblem, Request, make_dense
+
+BATCHES, CALLS = 61, 50
+_SMALL, _LARGE = (1, 256, 4, 128), (4, 1024, 16, 128)  # large: more tiles than CTAs
+_TOLERANCE = 0.02  # of a bf16 output against the reference; a wrong tile is off by 0.1 and more
+
+
+def say(text: str) -> None:
+    """Write a line at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def keywords_of(case: str, shape: tuple[int, int, int, int], device: str) -> dict[str, Any]:
+    """Return the keyword arguments of a case."""
+    _, seqlen, heads, _ = shape
+    slopes = torch.linspace(0.01, 0.1, heads, device=device)
+    slope, width = 0.05, 100
+    shift = torch.tensor(0.25)  # one number on the host
+
+    def sliding(b, h, q_idx, kv_idx):
+        return (q_idx - kv_idx).abs() <= width
+
+    if case == "block_mask":
+        mask = fovea.create_block_mask(sliding, 1, 1, seqlen, seqlen, device=device)
+        return {"block_mask": mask}
+    return {
+        "dense": {},
+        "causal": {"causal": True},
+        "window, softcap": {"causal": True, "window": (width, 0), "softcap": 30.0},
+        "score_mod": {"score_mod": lambda s, b, h, i, j: s + slopes[h] * (j - i)},
+        "captured float": {"score_mod": lambda s, b, h, i, j: s + slope * (j - i)},
+        "number on the host": {"score_mod": lambda s, b, h, i, j: s + shift * (j - i)},
+    }[case]
+
+
+CASES = (
+    *("dense", "causal", "window, softcap", "score_mod", "captured float", "number on the host"),
+    "block_mask",
+)
+
+
+def tensors(shape: tuple[int, int, int, int], device: str) -> tuple[torch.Tensor, ...]:
+    """Return q, k and v."""
+    torch.manual_seed(0)
+    return tuple(torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(3))
+
+
+def problem_of(case: str, shape: tuple[int, int, int, int], device: str) -> AttentionProblem:
+    """Return the problem of a case."""
+    return make_dense(*tensors(shape, device), Request(**keywords_of(case, shape, device)))
+
+
+def median_us(call: Callable[[], object]) -> float:
+    """Return the host's median time of a call."""
+    times: list[float] = []
+    for _ in range(BATCHES):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(CALLS):
+            call()
+        times.append((time.perf_counter() - start) / CALLS)
+    return 1e6 * statistics.median(times[BATCHES // 3 :])
+
+
+def raw_launch(case: str) -> Callable[[], object]:
+    """Return the bare launch of a case."""
+    from fovea.runtime import cuda
+
+    launcher, arguments = cuda.launch_of(problem_of(case, _SMALL, "cuda"))
+    return lambda: launcher(*arguments)
+
+
+def measure() -> None:
+    """Print the table of times."""
+    title = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, B, S, H, D = {_SMALL}"
+    say(f"{title}\n{'case':20}{'raw':>8}{'no grad':>10}{'above':>8}{'grad':>10}{'above':>8}")
+    for case in CASES:
+        raw = median_us(raw_launch(case))
+        cells = ""
+        q, k, v = tensors(_SMALL, "cuda")
+        keywords = keywords_of(case, _SMALL, "cuda")
+        call = partial(fovea.attention, q, k, v, backend="cuda", **keywords)
+        for needs_grad in (False, True):
+            q.requires_grad_(needs_grad)
+            taken = median_us(call)
+            cells += f"{taken:10.1f}{taken - raw:8.1f}"
+        say(f"{case:20}{raw:8.1f}{cells}")
+
+
+def check_graph(case: str) -> float:
+    """Capture the first call of this process, replay it twice; return the largest error."""
+    q, k, v = tensors(_LARGE, "cuda")
+    keywords = keywords_of(case, _LARGE, "cuda")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = fovea.attention(q, k, v, backend="cuda", **keywords)
+    error = 0.0
+    for _ in range(2):
+        with torch.no_grad():
+            q.copy_(torch.randn_like(q))
+        # A call between capture and replay must not disturb the graph.
+        eager = fovea.attention(q, k, v, backend="cuda", **keywords)
+        out.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        expected = fovea.attention(q, k, v, backend="reference", **keywords)
+        error = max(error, *((x - expected).abs().max().item() for x in (out, eager)))
+    return error
+
+
+def check_graphs() -> int:
+    """Run each graph check in a process of its own; return how many failed."""
+    failed = 0
+    for case in CASES:
+        command = [sys.executable, __file__, "--graph", case]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        text = done.stdout.strip() if done.returncode == 0 else done.stderr.strip()[-1500:]
+        is_good = done.returncode == 0 and float(text) < _TOLERANCE
+        failed += not is_good
+        say(f"graph {case:20} {'ok' if is_good else 'FAIL'}, error {text}")
+    return failed
+
+
+def prepare(folder: Path) -> None:
+    """Compile the kernels of all cases into a bundle."""
+    from fovea.arch import SM90
+    from fovea.compile.aot import write_bundle
+    from fovea.compile.target import CompileTarget
+    from fovea.compile.variant import ForwardVariant
+    from fovea.plan.select import forward_plan
+
+    variants = [
+        ForwardVariant(forward_plan(problem_of(case, shape, "cpu"), SM90))
+        for case in CASES
+        for shape in (_SMALL, _LARGE)
+    ]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    bundle = write_bundle(
+        dict.fromkeys(variants), [CompileTarget(arch=SM90.target)], folder, workers=1
+    )
+    say(f"{folder}: {bundle.summary()}")
+
+
+def main() -> int:
+    """Do what the options ask for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--prepare", type=Path, metavar="DIR", help="compile into this folder")
+    parser.add_argument("--graph", metavar="CASE", help="one graph check, in this process")
+    parser.add_argument("--no-graphs", action="store_true", help="times alone")
+    options = parser.parse_args()
+    if options.prepare is not None:
+        prepare(options.prepare)
+        return 0
+    if options.graph is not None:
+        say(str(check_graph(options.graph)))
+        return 0
+    measure()
+    return 0 if options.no_graphs else check_graphs()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
