@@ -18,6 +18,10 @@ class TraceError(FoveaError, TypeError):
     """A score_mod or mask_mod that cannot be turned into a graph."""
 
 
+class GatherError(FoveaError, IndexError, ValueError):
+    """A mod indexes a captured tensor beyond its end; torch's own indexing gives an IndexError."""
+
+
 class FoveaWarning(UserWarning):
     """Something ran, but not in the way the caller may expect."""
 

@@ -15,11 +15,15 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from fovea.errors import invalid
+from fovea import env
+from fovea.errors import GatherError, invalid
 from fovea.mods.graph import TORCH_DTYPE, Graph, Node, ScoreDerivative, last_uses
 
 Scalar = int | float | Tensor
 _has_transform = torch._C._are_functorch_transforms_active  # pyright: ignore[reportPrivateUsage]
+_mode_of = torch._C._get_dispatch_mode  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
+_PROXY = torch._C._TorchDispatchModeKey.PROXY  # pyright: ignore[reportPrivateUsage]
+_FAKE = torch._C._TorchDispatchModeKey.FAKE  # pyright: ignore[reportPrivateUsage]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,7 +88,7 @@ def evaluate(
         source: where the mod was written, for that error.
 
     Raises:
-        IndexError: a gather leaves its tensor at a position that `check` says is visible.
+        GatherError: a gather leaves its tensor at a position that `check` says is visible.
     """
     if score is not None and score.dtype == torch.float64 and graph.dtype == "f32":
         graph = graph.widened
@@ -262,6 +266,21 @@ def _load(capture: int, index: list[Tensor], around: Surroundings) -> Tensor:
     return gather(tensor, inside)
 
 
+def is_checked(index: Tensor) -> bool:
+    """Return whether gathers at positions like `index` are looked at: on a CPU always.
+
+    Elsewhere that would wait for the device, so it is for FOVEA_CHECK=1. Where values cannot be
+    read (fake tensors, transforms, tracing) nothing is checked.
+    """
+    if type(index) is not Tensor or index.is_meta or _has_transform() or _is_tracing():
+        return False
+    return index.is_cpu or env.check()
+
+
+def _is_tracing() -> bool:
+    return _mode_of(_PROXY) is not None or _mode_of(_FAKE) is not None
+
+
 def gather(tensor: Tensor, index: Sequence[Tensor]) -> Tensor:
     """Return tensor[index] for one index a dimension; -extent..-1 wraps, as in the mod itself.
 
@@ -292,11 +311,16 @@ def _check_range(
 ) -> None:
     """Raise where an index leaves its dimension at a position that is visible."""
     assert around.check is not None
+    if numbers.numel() == 0:
+        return
+    low, high = numbers.aminmax()
+    if int(low) >= -extent and int(high) < extent:
+        return
     outside = ((numbers < -extent) | (numbers >= extent)) & around.check
     if bool(outside.any()):
         worst = numbers.expand(outside.shape)[outside][0].item()
         where = f" (mod at {around.source})" if around.source else ""
-        raise IndexError(
+        raise GatherError(
             invalid(
                 f"index into dimension {dimension} of a captured tensor of shape "
                 f"{tuple(tensor.shape)}{where}",

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fovea.errors import TraceError
+from fovea.errors import GatherError, TraceError
 from fovea.mods.builder import FLOATS, Term, default_float
 from fovea.mods.casts import name_of
 from fovea.mods.operators import (
@@ -83,7 +83,10 @@ def _index_term(t: Tracing, item: Any, extent: Any) -> Term:
         )
     value = term.value
     if value is not None and isinstance(extent, int) and not -extent <= value < extent:
-        raise IndexError(f"index {value} is out of range for a dimension of {extent}")
+        raise GatherError(
+            f"index {value} is out of range for a dimension of {extent} (allowed: {-extent} to "
+            f"{extent - 1}); correct it, or capture a larger tensor"
+        )
     return t.builder.cast(term, "i64")
 
 

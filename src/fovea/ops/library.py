@@ -15,7 +15,7 @@ from torch import Tensor
 from fovea import dispatch
 from fovea.ops.program import Packed, parse, unpack
 from fovea.ops.second_order import second_order
-from fovea.problem import GradientNeeds, strides_in_order
+from fovea.problem import GradientNeeds, check_gathers, strides_in_order
 
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
@@ -62,6 +62,7 @@ def attention_forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
         return _forward_fake(*args)
     packed = packed_of(args)
     problem = unpack(packed)
+    check_gathers(problem)  # torch.compile traced the call with sizes that it did not know
     choice = dispatch.choose(problem, parse(packed.program).backend)
     out, lse, max_score = dispatch.forward(problem, choice)
     return out, lse, lse.new_empty(0) if max_score is None else max_score

@@ -1,11 +1,12 @@
 """One validated attention call: the value, and the only place where user arguments are checked.
 
 Invariant: a problem that exists is valid, apart from tensor *contents*, which `check_contents`
-looks at under FOVEA_CHECK=1 alone.
+looks at: always on a CPU, elsewhere under FOVEA_CHECK=1 alone.
 """
 
 from fovea.problem.build import Request, VarlenRequest, make_dense, make_varlen
 from fovea.problem.contents import check_contents
+from fovea.problem.gathers import check_gathers
 from fovea.problem.value import (
     AttentionProblem,
     Causal,
@@ -28,6 +29,7 @@ __all__ = [
     "VarlenRequest",
     "Window",
     "check_contents",
+    "check_gathers",
     "make_dense",
     "make_varlen",
     "strides_in_order",

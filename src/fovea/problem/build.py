@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fovea.errors import UnsupportedError, invalid
 from fovea.problem import checks
+from fovea.problem.gathers import check_gathers
 from fovea.problem.value import AttentionProblem, Varlen
 
 
@@ -150,7 +151,7 @@ def _finish(
         )
     deterministic, warns = _normal_deterministic(request.deterministic)
     score_mod, mask_mod = request.score_mod, request.mask_mod
-    return AttentionProblem(
+    problem = AttentionProblem(
         q=q,
         k=k,
         v=v,
@@ -170,6 +171,9 @@ def _finish(
         wants_lse=request.wants_lse,
         wants_max_score=request.wants_max_score,
     )
+    if score_mod is not None or mask_mod is not None or block_mask_mod is not None:
+        check_gathers(problem)
+    return problem
 
 
 def _normal_deterministic(deterministic: object) -> tuple[bool, bool]:

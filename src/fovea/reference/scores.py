@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fovea import env
-from fovea.mods.evaluate import Positions, evaluate
+from fovea.mods.evaluate import Positions, evaluate, is_checked
+from fovea.mods.gathers import has_gathers
 from fovea.mods.trace import TracedMod
 from fovea.problem import AttentionProblem
 from fovea.reference.sequences import Piece
@@ -52,7 +52,7 @@ class ScoreChain:
         hidden pairs have some score as well; it is for the caller to drop it.
 
         Raises:
-            IndexError: under FOVEA_CHECK=1, a visible pair gathers out of range.
+            GatherError: a visible pair gathers out of range, where that is checked.
         """
         tanh: Tensor | None = None
         score = raw
@@ -63,7 +63,7 @@ class ScoreChain:
             return ScoreTile(final=score, tanh=tanh, mod_input=None, indices=None)
         indices = positions_of(self.piece, tile)
         visible: Tensor | None = None
-        if env.check():
+        if is_checked(indices.q_idx) and has_gathers(self.score_mod.graph):
             visible = score.new_ones((), dtype=torch.bool) if hidden is None else ~hidden
         final = score_of(self.score_mod, score, indices, visible)
         return ScoreTile(final=final, tanh=tanh, mod_input=score, indices=indices)

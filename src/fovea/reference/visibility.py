@@ -13,8 +13,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fovea import env
-from fovea.mods.evaluate import Positions, evaluate
+from fovea.mods.evaluate import Positions, evaluate, is_checked
+from fovea.mods.gathers import has_gathers
 from fovea.mods.trace import TracedMod
 from fovea.problem import AttentionProblem
 from fovea.reference.sequences import Piece
@@ -221,10 +221,10 @@ def mask_of(mod: TracedMod, indices: Positions, candidates: Tensor | None) -> Te
         candidates: pairs that nothing else hides; None = all of them.
 
     Raises:
-        IndexError: under FOVEA_CHECK=1, a candidate gathers out of range.
+        GatherError: a candidate gathers out of range, where that is checked.
     """
     check: Tensor | None = None
-    if env.check():
+    if is_checked(indices.q_idx) and has_gathers(mod.graph):
         everywhere = torch.ones((), dtype=torch.bool, device=indices.q_idx.device)
         check = everywhere if candidates is None else candidates
     return evaluate(

@@ -1,0 +1,109 @@
+"""The extents of captured tensors against the positions that index them.
+
+Lives here: what the sizes of a call alone prove wrong, on every device and without a sync. Not
+here: which indices can be judged so (`mods/gathers.py`), indices that come out of tensors
+(`mods/evaluate.py`). Invariant: what raises is asked for at a position that the call has and that
+neither band nor, for a score_mod, another mask may hide.
+"""
+
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from fovea.errors import GatherError, invalid
+from fovea.mods.gathers import Gather, direct_gathers, index_at
+from fovea.mods.trace import TracedMod
+from fovea.problem.value import AttentionProblem
+from fovea.tiling.bounds import Band
+
+Range = tuple[int, int]  # first and last value of a position
+_MEANING = {
+    "b": "the batch of this call is {}",
+    "h": "this call has {} query heads",
+    "q_idx": "queries run to {}",
+    "kv_idx": "keys run to {}",
+}
+
+
+def check_gathers(problem: AttentionProblem) -> None:
+    """Raise GatherError where a mod indexes a captured tensor beyond its end for certain.
+
+    Not judged: positions that may be hidden by block lists or by a mask beside a score_mod, and the
+    lengths of packed sequences, which lie in tensors.
+    """
+    if torch.compiler.is_compiling():
+        return  # sizes are symbols there; the operator checks again when it runs
+    if problem.mask_mod is not None:
+        is_open = problem.block_lists is None
+        _check_mod("mask_mod", problem.mask_mod, problem, is_open=is_open)
+    if problem.score_mod is not None:
+        is_open = problem.block_lists is None and problem.mask_mod is None
+        _check_mod("score_mod", problem.score_mod, problem, is_open=is_open)
+    if problem.block_mask_mod is not None:
+        _check_mod("block_mask.mask_mod", problem.block_mask_mod, problem, is_open=False)
+
+
+def _check_mod(name: str, mod: TracedMod, problem: AttentionProblem, *, is_open: bool) -> None:
+    for gather in direct_gathers(mod.graph):
+        extent = mod.captures[gather.capture].shape[gather.dimension]
+        if gather.is_plain and extent >= _size(problem, gather.position):
+            continue
+        reach = _range(problem, gather.position, is_open=is_open)
+        if reach is not None:
+            check_gather(name, mod, gather, reach)
+
+
+def check_gather(name: str, mod: TracedMod, gather: Gather, reach: Range) -> None:
+    """Raise GatherError unless an index stays inside its tensor at both ends of its position."""
+    tensor: Tensor = mod.captures[gather.capture]
+    extent = tensor.shape[gather.dimension]
+    for position in reach:
+        index = index_at(mod.graph, gather.node, position, mod.scalars)
+        if index is None or -extent <= index < extent:
+            continue
+        last = reach[1]
+        where = f" ({mod.source})" if mod.source else ""
+        what = _MEANING[gather.position].format(last + (gather.position in ("b", "h")))
+        raise GatherError(
+            invalid(
+                f"index into dimension {gather.dimension} of a tensor of shape "
+                f"{tuple(tensor.shape)} captured by {name}{where}",
+                f"{index} at {gather.position}={position}",
+                f"{-extent} to {extent - 1}; {what}",
+                "capture a tensor that covers every position, or clamp the index in the mod",
+            )
+        )
+
+
+def _size(problem: AttentionProblem, position: str) -> int:
+    match position:
+        case "b":
+            return problem.batch
+        case "h":
+            return problem.heads_q
+        case "q_idx":
+            return problem.seqlen_q
+        case _:
+            return problem.seqlen_kv
+
+
+def _range(problem: AttentionProblem, position: str, *, is_open: bool) -> Range | None:
+    """Return the values of a position that the mod is sure to be asked for; None for none."""
+    if problem.q.numel() == 0 or problem.k.numel() == 0:
+        return None
+    if position == "h":
+        return 0, problem.heads_q - 1
+    if problem.varlen is not None:  # a sequence may be empty, and the maxima may be larger
+        return None
+    if position == "b":
+        return 0, problem.batch - 1
+    if not is_open:
+        return None
+    seqlen_q, seqlen_kv = problem.seqlen_q, problem.seqlen_kv
+    band = Band.of(problem.causal, problem.window, seqlen_q=seqlen_q, seqlen_kv=seqlen_kv)
+    if position == "q_idx":
+        found = band.first_query(0), band.end_query(seqlen_kv - 1, seqlen_q) - 1
+    else:
+        found = band.first_key(0), band.end_key(seqlen_q - 1, seqlen_kv) - 1
+    return cast(Range, found) if found[0] <= found[1] else None
