@@ -6,9 +6,14 @@ done. `GroupQueue` holds commit groups.
 Lives here: order and moment of effects, the clocks of asynchronous agents. Not here: what an
 effect does (`isa/`). Invariant: effects of one operation run in order; an operation starts only
 when every operation in `after` is complete.
+
+The agent of an operation is its channel: the one thing whose completion tells of it (an mbarrier,
+the bulk groups of a thread, the products of a warpgroup, ...). Operations of a channel complete
+in issue order as far as anybody can observe, so one time per channel says exactly which of them
+an observer knows to be complete.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from random import Random
 from typing import Any
 
@@ -111,7 +116,7 @@ class GroupQueue:
 class AsyncEngine:
     """All asynchronous operations of one cluster."""
 
-    __slots__ = ("_delay", "_first_agent", "_next_slot", "_random", "_slots", "_ticks",
+    __slots__ = ("_channels", "_delay", "_first_agent", "_random", "_slots", "_ticks",
                  "current", "events", "pending")  # fmt: skip
 
     def __init__(self, options: Options, random: Random, first_agent: int, slots: int):
@@ -122,7 +127,7 @@ class AsyncEngine:
         self._delay = options.async_delay
         self._first_agent = first_agent
         self._slots = slots
-        self._next_slot = 0
+        self._channels: dict[Hashable, int] = {}
         self._ticks = [0] * slots
 
     def submit(
@@ -132,6 +137,7 @@ class AsyncEngine:
         effects: Sequence[Effect],
         *,
         kind: str,
+        channel: Hashable = None,
         after: Sequence[Operation] = (),
         on_complete: Effect | None = None,
         read_effects: int = 0,
@@ -139,11 +145,17 @@ class AsyncEngine:
     ) -> Operation:
         """Start an operation issued by `warp`.
 
+        The operation hands on what the warp had done until now (through whatever it signals), so
+        the warp's own time advances: what it does next is not covered by the completion.
+
         Args:
             warp: the issuing warp; its clock at this moment becomes the operation's.
             instruction: the static instruction.
             effects: functions of the operation, applied in order at random moments.
             kind: for reports.
+            channel: what tells of its completion, see above; None: the operation alone. Past
+                `slots` channels of a cluster some share their time, and an early operation may
+                count as seen with a later one.
             after: operations that must be complete first (their clocks are joined).
             on_complete: called right after the last effect (e.g. a barrier's `complete_tx`).
             read_effects: leading effects after which `.read` waits are satisfied.
@@ -151,17 +163,21 @@ class AsyncEngine:
         """
         clock = warp.access.clock.copy()
         for operation in after:
-            clock.join(operation.access.clock)
-        slot = self._next_slot
-        self._next_slot = (slot + 1) % self._slots
+            operation.access.release(clock)
+        channels = self._channels
+        if channel is None:
+            channel = ("operation", len(channels))
+        slot = channels.get(channel)
+        if slot is None:
+            slot = channels[channel] = len(channels) % self._slots
         self._ticks[slot] += 1
         agent = self._first_agent + slot
-        clock.seen[agent] = self._ticks[slot]
-        access = Access(warp, instruction, agent, clock, is_async_proxy)
+        access = Access(warp, instruction, agent, clock, is_async_proxy, time=self._ticks[slot])
         operation = Operation(kind, access, effects, after)
         operation.read_effects = read_effects
         if on_complete is not None:
             operation.on_complete.append(on_complete)
+        warp.access.tick()
         self.pending.append(operation)
         self.events += 1
         if self._delay == "eager":

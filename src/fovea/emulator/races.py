@@ -1,9 +1,9 @@
 """Vector clocks and the shadow memory that finds unordered accesses.
 
-An agent is a warp (its generic accesses) or a slot of asynchronous work. `Clock` says what its
-owner has seen of every agent; synchronisation joins clocks. `Shadow` keeps, per memory cell, the
-last write and the last read of each agent, and raises `RaceError` when an access conflicts with
-one its clock has not seen.
+An agent is a warp (its generic accesses) or a channel of asynchronous work (`async_engine`).
+`Clock` says what its owner has seen of every agent; synchronisation joins clocks. `Shadow` keeps,
+per memory cell, the last write and the last read of each agent that reads there, and raises
+`RaceError` when an access conflicts with one its clock has not seen.
 
 Proxies: `seen` covers everything observed; `fenced` covers only generic writes followed by
 `fence.proxy.async`. A generic access is judged by `seen`; an access of the async proxy is judged
@@ -11,7 +11,8 @@ by `fenced` for earlier generic writes, by `seen` for everything else (a generic
 async write needs no proxy fence: the arrival that frees the stage orders it).
 
 Lives here: clocks, shadow, the judgement. Not here: which instruction joins what (`isa/barrier`,
-`machine/barrier`, `async_engine`). Invariant: with detection off every call returns at once.
+`machine/barrier`, `async_engine`), global memory (`global_races.py`). Invariant: with detection
+off every call returns at once.
 """
 
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from numpy.typing import NDArray
 from fovea.emulator.errors import RaceError
 
 Array = NDArray[Any]
+
+ALL_BYTES = 15  # the mask of a whole cell of shared memory
 
 
 class Clock:
@@ -58,11 +61,15 @@ class Access:
         warp: the issuing warp (for reports; None for the host).
         instruction: the static instruction (for line and text).
         agent: index of the agent in its cluster's clocks.
-        clock: what the agent has seen; `clock.seen[agent]` is its own time.
+        clock: what the agent had seen: a warp now, an operation at its issue. An operation knows
+            no other one of its channel by being a later one.
+        time: the agent's own time, under which its accesses are noted.
         is_async: whether the access goes through the async proxy.
         mask: lanes that take part, for reports.
         is_strong: whether the access is atomic, volatile, relaxed, acquire or release: such
             accesses may meet unordered.
+        fenced: what a warp had seen at its last fence: a relaxed arrival after it hands that on.
+        unfenced: what relaxed waits of a warp have met, for its next fence to acquire.
     """
 
     warp: Any
@@ -72,10 +79,28 @@ class Access:
     is_async: bool = False
     mask: Any = None
     is_strong: bool = False
+    time: int = 0
+    fenced: Clock | None = None
+    unfenced: Clock | None = None
 
     def tick(self) -> None:
-        """Advance the agent's own time: call after a release, so later work is told apart."""
-        self.clock.seen[self.agent] += 1
+        """Advance a warp's own time: call after a release, so later work is told apart."""
+        self.time += 1
+        self.clock.seen[self.agent] = self.time
+
+    def release(self, clock: Clock) -> None:
+        """Add to `clock` what the agent has seen, and what it has done until now."""
+        clock.join(self.clock)
+        if clock.seen[self.agent] < self.time:
+            clock.seen[self.agent] = self.time
+
+    def fence(self) -> None:
+        """Note a fence of the warp: it may stand beside relaxed arrivals and waits."""
+        if self.unfenced is not None:
+            self.clock.join(self.unfenced)
+            self.unfenced = None
+        self.fenced = self.clock.copy()
+        self.tick()
 
     def describe(self) -> str:
         """Return who and where, for reports."""
@@ -91,11 +116,15 @@ class Shadow:
     tensor memory. Cells are addressed by index arrays or slices.
     """
 
-    __slots__ = ("_bytes", "agents", "notes", "reads", "write_agent", "write_note", "write_tick")
+    __slots__ = ("_bytes", "_columns", "_read_bytes", "_readers", "notes", "reads",
+                 "write_agent", "write_note", "write_tick")  # fmt: skip
 
-    def __init__(self, cells: int, agents: int, notes: "AccessNotes"):
-        self.agents = agents
-        self.reads = np.zeros((cells, agents), np.int32)
+    def __init__(self, cells: int, notes: "AccessNotes"):
+        # one column for each agent that has read here: most channels never read
+        self.reads = np.zeros((cells, 0), np.int32)
+        self._columns: dict[int, int] = {}
+        self._readers = np.zeros(0, np.intp)
+        self._read_bytes: Array | None = None  # made by the first read of less than a cell
         self.write_agent = np.zeros(cells, np.int16)
         self.write_tick = np.zeros(cells, np.int32)
         self.write_note = np.full(cells, -1, np.int32)
@@ -112,7 +141,14 @@ class Shadow:
             return
         self._judge_write(cells, access, byte_mask, "read")
         self.notes.remember_read(access)
-        self.reads[cells, access.agent] = access.clock.seen[access.agent]
+        column = self._columns.get(access.agent)
+        if column is None:
+            column = self._add_column(access.agent)
+        self.reads[cells, column] = access.time
+        if self._read_bytes is None and byte_mask is not ALL_BYTES:
+            self._read_bytes = np.full(self.reads.shape, ALL_BYTES, np.uint8)
+        if self._read_bytes is not None:
+            self._read_bytes[cells, column] = byte_mask
 
     def on_write(self, cells: Any, access: Access, byte_mask: Any = 15) -> None:
         """Check a write of `cells` and note it.
@@ -123,13 +159,13 @@ class Shadow:
         if access.is_strong:
             return
         self._judge_write(cells, access, byte_mask, "write")
-        late = self.reads[cells] > access.clock.seen
-        if late.any():
-            late[..., access.agent] = False
+        if len(self._readers):
+            times = self.reads[cells]
+            late = times > access.clock.seen[self._readers]
             if late.any():
-                self._report_read(cells, late, access)
+                self._judge_reads(cells, times, late, access, byte_mask)
         self.write_agent[cells] = access.agent
-        self.write_tick[cells] = access.clock.seen[access.agent]
+        self.write_tick[cells] = access.time
         self.write_note[cells] = self.notes.note(access)
         self._bytes[cells] = byte_mask
 
@@ -137,6 +173,27 @@ class Shadow:
         """Return who wrote a cell last ("" if nobody)."""
         note = int(self.write_note[cell])
         return self.notes.text(note) if note >= 0 else ""
+
+    def _add_column(self, agent: int) -> int:
+        column = self._columns[agent] = len(self._readers)
+        self._readers = np.append(self._readers, agent)
+        fresh = np.zeros((len(self.reads), 1), np.int32)
+        self.reads = np.concatenate((self.reads, fresh), axis=1)
+        if self._read_bytes is not None:
+            fresh = np.full((len(self.reads), 1), ALL_BYTES, np.uint8)
+            self._read_bytes = np.concatenate((self._read_bytes, fresh), axis=1)
+        return column
+
+    def _judge_reads(
+        self, cells: Any, times: Array, late: Array, access: Access, byte_mask: Any
+    ) -> None:
+        column = self._columns.get(access.agent)
+        if column is not None:
+            late[..., column] &= times[..., column] != access.time
+        if self._read_bytes is not None:
+            late &= self._read_bytes[cells] & np.asarray(byte_mask)[..., None] != 0
+        if late.any():
+            self._report_read(cells, late, access)
 
     def _judge_write(self, cells: Any, access: Access, byte_mask: Any, what: str) -> None:
         agents, ticks = self.write_agent[cells], self.write_tick[cells]
@@ -149,7 +206,7 @@ class Shadow:
         late = ticks > known[agents]
         if not late.any():
             return
-        late &= agents != access.agent
+        late &= (agents != access.agent) | (ticks != access.time)
         late &= (self._bytes[cells] & byte_mask) != 0
         if not late.any():
             return
@@ -165,9 +222,9 @@ class Shadow:
         self._raise(what, "write", access, note, rule, self._cell_of(cells, position))
 
     def _report_read(self, cells: Any, late: Array, access: Access) -> None:
-        flat = late.reshape(-1, self.agents)
+        flat = late.reshape(-1, len(self._readers))
         position = int(np.argmax(flat.any(axis=1)))
-        agent = int(np.argmax(flat[position]))
+        agent = int(self._readers[np.argmax(flat[position])])
         cell = self._cell_of(cells, position)
         note = self.notes.last_read_note(agent)
         rule = "the stage is reused before its last reader released it"

@@ -167,16 +167,88 @@ def test_remote_access_after_the_other_cta_exited_is_reported() -> None:
     )
 
 
-def test_bulk_load_on_a_barrier_whose_initialisation_is_not_fenced_is_reported() -> None:
+def test_mbarrier_used_by_another_warp_needs_a_barrier_after_its_initialisation() -> None:
     check(
         f"""@%q mbarrier.init.shared.b64 [%m], 1;
         @@
-        bar.sync 0;
+        setp.eq.u32 %q, %t, 32;
         {_LOAD}
-        {_WAIT}
-        fence.proxy.async.shared::cta;""",
-        "fence.mbarrier_init.release.cluster;",
+        {_WAIT}""",
+        "bar.sync 0;",
     )
+
+
+def test_mbarrier_of_the_same_cta_needs_no_fence_of_its_initialisation() -> None:
+    body = f"@%q mbarrier.init.shared.b64 [%m], 1;\nbar.sync 0;\n{_LOAD}\n{_WAIT}"
+    assert races(f"{body}\nfence.proxy.async.shared::cta;") == 0
+
+
+_REMOTE_ARRIVE = """@%q mbarrier.init.shared.b64 [%m], 1;
+    @@
+    barrier.cluster.arrive{sem}.aligned; barrier.cluster.wait.acquire.aligned;
+    .reg .b32 %c, %d; mov.u32 %c, %cluster_ctarank; xor.b32 %d, %c, 1;
+    mapa.shared::cluster.u32 %v, %m, %d;
+    @%q mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%v];
+    W: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %e, [%m], 0; @!%e bra W;
+    barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"""
+
+
+def test_mbarrier_of_another_cta_needs_fence_before_a_relaxed_cluster_barrier() -> None:
+    body = _REMOTE_ARRIVE.replace("{sem}", ".relaxed")
+    check(body, "@%q fence.mbarrier_init.release.cluster;", cluster=2)
+    assert races(body.replace("@@", "fence.acq_rel.cluster;"), cluster=2) == 0
+
+
+def test_mbarrier_of_another_cta_needs_no_fence_before_a_releasing_cluster_barrier() -> None:
+    body = _REMOTE_ARRIVE.replace("{sem}", ".release").replace("@@", "")
+    assert races(body, cluster=2) == 0
+
+
+def test_sub_word_accesses_of_neighbours_do_not_race() -> None:
+    body = """.reg .b16 %h; mov.u16 %h, 7; shl.b32 %v, %w, 1; add.u32 %v, %v, %s;
+        @%q st.shared.b16 [%v], %h;
+        setp.eq.u32 %q, %t, 32;
+        @%q st.shared.b16 [%v], %h; @%q ld.shared.b16 %h, [%v]; @%q st.shared.b16 [%v], %h;"""
+    assert races(body) == 0
+    assert races(body.replace("shl.b32 %v, %w, 1;", "mov.b32 %v, 0;")) == 20
+
+
+def test_old_asynchronous_work_is_told_from_newer_work_of_other_barriers() -> None:
+    # 40 loads on a second mbarrier, each waited for, must not hide that the first was not
+    body = f"""{_INIT.replace("fence", "@%q mbarrier.init.shared.b64 [%m+8], 1; fence")}
+        {_LOAD}
+        setp.eq.u32 %e, %w, 1; @%e bra READ;
+        .reg .b32 %n, %ph; mov.u32 %n, 0;
+        AGAIN: and.b32 %ph, %n, 1;
+        @%q mbarrier.arrive.expect_tx.shared.b64 %x, [%m+8], 16;
+        @%q cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes
+            [%s+512], [%a], 16, [%m+8];
+        V: mbarrier.try_wait.parity.shared.b64 %e, [%m+8], %ph; @!%e bra V;
+        add.u32 %n, %n, 1; setp.lt.u32 %e, %n, 40; @%e bra AGAIN;
+        @@
+        @%q ld.shared.b32 %v, [%s];
+        READ:"""
+    body = body.replace("1024", "512")
+    assert races(body.replace("@@", _WAIT)) == 0
+    assert races(body.replace("@@", "")) == 20
+
+
+def test_work_after_a_copy_is_not_covered_by_its_arrival() -> None:
+    store = "@%q st.shared.b32 [%s+768], 1;"
+    body = """@%q mbarrier.init.shared.b64 [%m], 32;
+        bar.sync 0;
+        @!%p bra OTHER;
+        shl.b32 %v, %t, 4; add.u32 %v, %v, %s;
+        @BEFORE@
+        cp.async.cg.shared.global [%v], [%a], 16;
+        cp.async.mbarrier.arrive.noinc.shared.b64 [%m];
+        @AFTER@
+        bra END;
+        OTHER: mbarrier.try_wait.parity.shared.b64 %e, [%m], 0; @!%e bra OTHER;
+        ld.shared.b32 %v, [%s+768];
+        END:"""
+    assert races(body.replace("@BEFORE@", store).replace("@AFTER@", "")) == 0
+    assert races(body.replace("@BEFORE@", "").replace("@AFTER@", store)) == 20
 
 
 def test_cp_async_then_read_needs_wait() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fovea.emulator.errors import IllegalOperand
+from fovea.emulator.errors import IllegalOperand, RaceError
 from fovea.emulator.isa import instruction
 from fovea.emulator.isa.instruction import ALL_LANES, Action, Array, Decoded, Instruction
 from fovea.emulator.isa.shuffle import check_members
@@ -69,6 +69,13 @@ def barrier_at(ins: Instruction, w: Any, address: int, lane: int) -> MBarrier:
             "executed)",
             w.where(ins, lane=lane, address=address, space="shared"),
         )
+    problem = barrier.check_known(w.access)
+    if problem:
+        raise RaceError(
+            f"race: {problem}",
+            w.where(ins, lane=lane, address=address, space="shared"),
+            rule="mbarrier.init must be ordered before every other use of the mbarrier",
+        )
     return barrier
 
 
@@ -107,10 +114,9 @@ def mbarrier_init(ins: Instruction) -> Decoded:
                 )
             cta.shared.write(offset, np.zeros(8, np.uint8), w.touch(ins, mask))
             barrier = cta.mbarrier(offset, expected)
-            if w.machine.program.checks_barrier_init:
-                barrier.is_published = False
-                barrier.origin = (w.access.agent, int(w.access.clock.seen[w.access.agent]))
-                w.cta.cluster.unpublished.append(barrier)
+            if w.machine.options.detect_races:
+                barrier.initialised_by(w.touch(ins, mask))
+                w.state.setdefault("mbarrier.init", []).append(barrier)
 
     return run
 
@@ -215,6 +221,10 @@ def mbarrier_tx(ins: Instruction) -> Decoded:
 def _acquire(ins: Instruction, w: Any, barrier: MBarrier) -> None:
     if ins["sem"] != "relaxed":
         w.access.clock.join(barrier.released)
+    elif w.access.unfenced is None:
+        w.access.unfenced = barrier.released.copy()
+    else:
+        w.access.unfenced.join(barrier.released)
 
 
 def _single(ins: Instruction, w: Any, mask: Array, values: Array, what: str) -> int:
@@ -478,7 +488,7 @@ def barrier_cluster_wait(ins: Instruction) -> Decoded:
         return Wait(
             lambda: barrier.generation != generation,
             barrier.describe,
-            lambda: w.access.clock.join(barrier.released),
+            lambda: barrier.acquire(w.access),
             name="cluster barrier",
         )
 

@@ -18,6 +18,8 @@ from fovea.emulator.isa.copy_engine import (
     SharedPlace,
     active_lanes,
     add_to_bulk_groups,
+    barrier_channel,
+    bulk_channel,
     bulk_queue,
     complete_bytes,
     issues,
@@ -105,7 +107,8 @@ def cp_async_bulk_load(i: Instruction) -> Any:
                 for rank in ranks
             ]
             warp.machine.counters.add("bulk_load_bytes", size)
-            start(warp, i, effects, kind="bulk load")
+            channel = barrier_channel([mbar.in_cta(rank) for rank in ranks])
+            start(warp, i, effects, kind="bulk load", channel=channel)
 
     return run
 
@@ -199,7 +202,9 @@ def _to_cluster(i: Instruction, reduction: str | None, element: str) -> Any:
                 to.cta.shared.write(to.offset, data, operation.access)
                 complete_bytes(mbar, size, operation)
 
-            start(warp, i, [read_source, write_target], kind="bulk copy to cluster")
+            effects = [read_source, write_target]
+            channel = barrier_channel([mbar])
+            start(warp, i, effects, kind="bulk copy to cluster", channel=channel)
 
     return run
 
@@ -295,7 +300,12 @@ def _to_global(i: Instruction, reduction: str | None, element: str) -> Any:
 
             warp.machine.counters.add("bulk_store_bytes", size)
             operation = start(
-                warp, i, [read_source, write_target], kind="bulk store", read_effects=1
+                warp,
+                i,
+                [read_source, write_target],
+                kind="bulk store",
+                channel=bulk_channel(warp, lane),
+                read_effects=1,
             )
             add_to_bulk_groups(warp, lanes, operation)
 

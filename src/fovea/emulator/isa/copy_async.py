@@ -49,13 +49,18 @@ def cp_async(ins: Instruction) -> Decoded:
             _copy(w, operation, targets, sources, counts, size)
 
         operation = w.cta.cluster.engine.submit(
-            w, ins, [effect], kind="cp.async", is_async_proxy=False
+            w, ins, [effect], kind="cp.async", channel=_channel(w), is_async_proxy=False
         )
         operation.access.mask = mask
         w.queue(_QUEUE).add(operation)
         w.machine.counters.add("copy_async_bytes", int(counts.sum()))
 
     return run
+
+
+def _channel(w: Any) -> tuple[Any, ...]:
+    """Return the channel of a warp's copies: their groups complete in order."""
+    return ("cp.async", w.access.agent)
 
 
 def _source_size(ins: Instruction) -> Read | None:
@@ -176,6 +181,7 @@ def cp_async_mbarrier_arrive(ins: Instruction) -> Decoded:
             ins,
             [arrive],
             kind="cp.async.mbarrier.arrive",
+            channel=_channel(w),
             after=earlier,
             is_async_proxy=False,
         )

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from fovea.emulator.async_engine import Effect, Operation
-from fovea.emulator.errors import IllegalOperand, Misaligned, OutOfBounds
+from fovea.emulator.errors import IllegalOperand, Misaligned, OutOfBounds, RaceError
 from fovea.emulator.isa.instruction import Array, Instruction
 from fovea.emulator.layout.descriptor import CHUNK_BYTES
 from fovea.emulator.layout.tensor_map import MAP_BYTES, TensorMap, decode_tensor_map
@@ -32,13 +32,8 @@ _FLOAT_TYPES = ("f16", "bf16", "f32", "f32.ftz", "f64", "tf32", "tf32.ftz")
 
 
 def start(warp: Any, i: Instruction, effects: Sequence[Effect], **more: Any) -> Operation:
-    """Submit an operation of the asynchronous proxy to the cluster's engine.
-
-    The operation hands on what the warp had done until now (through the mbarrier it signals), so
-    the warp's own time advances: what it does next is not covered by the operation's completion.
-    """
+    """Submit an operation of the asynchronous proxy to the cluster's engine."""
     operation: Operation = warp.cta.cluster.engine.submit(warp, i, effects, **more)
-    warp.access.tick()
     return operation
 
 
@@ -52,6 +47,16 @@ class SharedPlace:
     def in_cta(self, rank: int) -> "SharedPlace":
         """Return the same offset in another CTA of the cluster."""
         return SharedPlace(self.cta.cluster.ctas[rank], self.offset)
+
+
+def barrier_channel(places: Sequence[SharedPlace]) -> tuple[Any, ...]:
+    """Return the channel of an operation whose completion mbarriers at `places` tell of."""
+    return ("mbarrier", places[0].offset, *(place.cta.rank for place in places))
+
+
+def bulk_channel(warp: Any, lane: int) -> tuple[Any, ...]:
+    """Return the channel of the bulk async-groups of one thread."""
+    return ("bulk", warp.access.agent, lane)
 
 
 def shared_place(
@@ -118,6 +123,10 @@ def signal(
             f"{place.cta.index}",
             where,
         )
+    problem = barrier.check_known(access)
+    if problem:
+        rule = "mbarrier.init must be ordered before every other use of the mbarrier"
+        raise RaceError(f"race: {problem}", where, rule=rule)
     problem = change(barrier, access)
     if problem:
         raise IllegalOperand(problem, where)

@@ -170,7 +170,7 @@ def synchronise(w: Any, addresses: Array, *, is_acquire: bool, is_release: bool)
             if clock is None:
                 clocks[address] = w.access.clock.copy()
             else:
-                clock.join(w.access.clock)
+                w.access.release(clock)
     if is_release:
         w.access.tick()
 

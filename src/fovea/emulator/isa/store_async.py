@@ -18,6 +18,7 @@ from fovea.emulator.isa import instruction
 from fovea.emulator.isa.copy_engine import (
     SharedPlace,
     active_lanes,
+    barrier_channel,
     complete_bytes,
     shared_place,
     start,
@@ -92,6 +93,7 @@ def _store(i: Instruction, reduction: str | None) -> Any:
                 i,
                 [_effect(to, mbar, data, reduction, i["type"])],
                 kind=f"{i.opcode.split('.')[0]}.async",
+                channel=barrier_channel([mbar]),
                 is_async_proxy=False,
             )
 

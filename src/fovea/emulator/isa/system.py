@@ -1,7 +1,7 @@
 """Fences, register budgets, grid dependency, and other instructions of the machine itself.
 
 Source: PTX ISA 9.7.13.5-8 (fences), 9.7.19 (miscellaneous). Invariant: a fence of the proxy kind
-changes clocks; the others order nothing more than the emulator's sequential memory already does.
+changes what the async proxy may touch; memory itself is sequential here.
 """
 
 from typing import Any
@@ -23,29 +23,23 @@ def fence_proxy_async(ins: Instruction) -> Decoded:
 
     def run(w: Any, mask: Array) -> None:
         w.access.clock.fence_proxy()
-        publish_barriers(w)
 
     return run
-
-
-def publish_barriers(w: Any) -> None:
-    """Make the initialisations of mbarriers that a warp has seen visible to the async proxy."""
-    unpublished = w.cta.cluster.unpublished
-    if not unpublished:
-        return
-    seen = w.access.clock.seen
-    for barrier in unpublished:
-        agent, tick = barrier.origin
-        if seen[agent] >= tick:
-            barrier.is_published = True
-    w.cta.cluster.unpublished = [b for b in unpublished if not b.is_published]
 
 
 @instruction("fence.mbarrier_init.release.cluster", source="PTX ISA 9.7.13.5",
              evidence="manual-only", kind="sync")  # fmt: skip
 def fence_mbarrier_init(ins: Instruction) -> Decoded:
-    """Publish initialised mbarriers."""
-    return lambda w, mask: publish_barriers(w)
+    """Let the next cluster barrier tell of the mbarriers that the warp has initialised.
+
+    Within the CTA any barrier does; compilers that use no clusters emit no such fence.
+    """
+
+    def run(w: Any, mask: Array) -> None:
+        fenced = w.state.setdefault("fence.mbarrier_init", [])
+        fenced += w.state.pop("mbarrier.init", ())
+
+    return run
 
 
 @instruction("fence{.sem}.scope", "fence", "membar.level", "fence.proxy.alias",
@@ -54,9 +48,9 @@ def fence_mbarrier_init(ins: Instruction) -> Decoded:
              source="PTX ISA 9.7.13.5", evidence="manual-only", kind="sync",
              sem="sc acq_rel acquire release", scope=_SCOPES, level="cta gl sys",
              sync_restrict="sync_restrict::shared::cluster sync_restrict::shared::cta")  # fmt: skip
-def fence(ins: Instruction) -> Inline:
-    """Order memory accesses: they already take effect in order here."""
-    return Inline(())
+def fence(ins: Instruction) -> Decoded:
+    """Make relaxed arrivals after it release, and relaxed waits before it acquire."""
+    return lambda w, mask: w.access.fence()
 
 
 @instruction(

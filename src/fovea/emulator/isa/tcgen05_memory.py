@@ -284,7 +284,8 @@ def _load(i: Instruction, reduce: Any) -> Any:
                 rows = [*rows, reduce(np.stack(rows))]
             loaded.extend(rows)
 
-        operation = start(warp, i, [effect], kind="tcgen05.ld")
+        channel = ("tcgen05.ld", warp.access.agent)
+        operation = start(warp, i, [effect], kind="tcgen05.ld", channel=channel)
         warp.cta.cluster.engine.finish(operation)
         warp.machine.counters.add("tensor_memory_load_bytes", 128 * len(access.rows))
         for write, lanes in zip(writes, loaded, strict=True):
@@ -333,7 +334,8 @@ def tcgen05_st(i: Instruction) -> Any:
                     block = block.reshape(access.lanes, -1)
                 warp.cta.tmem.write(lane, first, block, operation.access)
 
-        operation = start(warp, i, [effect], kind="tcgen05.st")
+        channel = ("tcgen05.st", warp.access.agent)
+        operation = start(warp, i, [effect], kind="tcgen05.st", channel=channel)
         warp.machine.counters.add("tensor_memory_store_bytes", 128 * len(access.rows))
         warp.queue("tcgen05.st").add(operation)
 

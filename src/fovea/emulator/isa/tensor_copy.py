@@ -23,6 +23,8 @@ from fovea.emulator.isa.copy_engine import (
     TileCopy,
     active_lanes,
     add_to_bulk_groups,
+    barrier_channel,
+    bulk_channel,
     complete_bytes,
     issues,
     multicast_ranks,
@@ -116,7 +118,9 @@ def cp_async_bulk_tensor_load(i: Instruction) -> Any:
                 ]
             size = copy.tensor.box_bytes
             warp.machine.counters.add("tensor_load_bytes", size)
-            start(warp, i, [_load_effect(copy, *pair) for pair in pairs], kind="tensor load")
+            channel = barrier_channel([place for _, place in pairs])
+            effects = [_load_effect(copy, *pair) for pair in pairs]
+            start(warp, i, effects, kind="tensor load", channel=channel)
 
     return run
 
@@ -195,7 +199,12 @@ def _store(i: Instruction, reduction: str | None) -> Any:
             )
             warp.machine.counters.add("tensor_store_bytes", copy.tensor.box_bytes)
             operation = start(
-                warp, i, _store_effects(copy, place, reduction), kind=kind, read_effects=1
+                warp,
+                i,
+                _store_effects(copy, place, reduction),
+                kind=kind,
+                channel=bulk_channel(warp, lane),
+                read_effects=1,
             )
             add_to_bulk_groups(warp, lanes, operation)
 

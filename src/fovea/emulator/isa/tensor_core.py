@@ -72,7 +72,9 @@ def submit_tracked(
     """Start an operation of the pipeline, to be covered by the thread's next commit."""
     first = member_ctas(i, warp, group)[0]
     pipeline = first.state.setdefault("tcgen05.pipeline", Pipeline())
-    operation = start(warp, i, effects, kind=kind, after=pipeline.known_to(warp))
+    channel = _channel(warp, lane, group)
+    after = pipeline.known_to(warp)
+    operation = start(warp, i, effects, kind=kind, channel=channel, after=after)
     pipeline.add(operation, warp)
     warp.state.setdefault(("tcgen05.tracked", lane, group), []).append(operation)
     return operation
@@ -83,10 +85,16 @@ def commit_tracked(
 ) -> Operation:
     """Start an operation that happens after all that the thread has issued before."""
     key = ("tcgen05.tracked", lane, group)
-    operation = start(warp, i, effects, kind="tcgen05.commit", after=warp.state.get(key, ()))
+    channel, after = _channel(warp, lane, group), warp.state.get(key, ())
+    operation = start(warp, i, effects, kind="tcgen05.commit", channel=channel, after=after)
     # The commit covers everything before it, so later commits need to come after it alone.
     warp.state[key] = [operation]
     return operation
+
+
+def _channel(warp: Any, lane: int, group: int) -> tuple[Any, ...]:
+    """Return the channel of what one thread issues to a CTA group: commits tell of it in order."""
+    return ("tcgen05", warp.access.agent, lane, group)
 
 
 def shared_address(i: Instruction, warp: Any, lane: int, address: int) -> int:

@@ -101,7 +101,7 @@ class Warpgroup:
             operation = ticket.operation
             assert operation is not None
             agent = operation.access.agent
-            seen[agent] = max(int(seen[agent]), int(operation.access.clock.seen[agent]))
+            seen[agent] = max(int(seen[agent]), operation.access.time)
             _check_a_untouched(warp, wait, ticket, rank)
             accumulator = ticket.accumulator
             if accumulator.last_of[rank] is not ticket:
@@ -124,7 +124,12 @@ class Warpgroup:
             _multiply(ticket, operation)
 
         self._last = ticket.operation = warp.cta.cluster.engine.submit(
-            warp, product.instruction, [multiply], kind="wgmma", after=after
+            warp,
+            product.instruction,
+            [multiply],
+            kind="wgmma",
+            channel=("wgmma", warp.cta.rank, warp.index // WARPS),
+            after=after,
         )
 
     def _disagreement(
@@ -346,10 +351,9 @@ def _read(ticket: Ticket, operation: Operation, offsets: Array, rank: int | None
     """Read chunks with what one warp (or, for None, every warp) had seen at issue."""
     clocks = [clock for clock in ticket.clocks if clock is not None]
     clock = _meet(clocks) if rank is None else clocks[rank]
-    agent = operation.access.agent
-    clock.seen[agent] = operation.access.clock.seen[agent]
+    agent, time = operation.access.agent, operation.access.time
     warp = ticket.warps[rank or 0]
-    access = Access(warp, ticket.product.instruction, agent, clock, is_async=True)
+    access = Access(warp, ticket.product.instruction, agent, clock, is_async=True, time=time)
     return warp.cta.shared.read_at(offsets, CHUNK_BYTES, access)
 
 

@@ -21,7 +21,7 @@ class MBarrier:
         "_clock",
         "arrivals",
         "expected",
-        "is_published",
+        "known_to",
         "name",
         "origin",
         "pending",
@@ -40,10 +40,10 @@ class MBarrier:
         self._agents = agents
         self._clock = Clock(agents)
         self.released = Clock(agents)
-        # a fence must follow mbarrier.init before the async proxy may complete transactions;
-        # `origin` is (agent, time) of the initialisation
-        self.is_published = True
-        self.origin = (0, 0)
+        # access of the initialisation and its time: what uses the barrier must have seen it, or
+        # be among the agents that a fence.mbarrier_init has told of it
+        self.origin: tuple[Access, int] | None = None
+        self.known_to: set[int] = set()
         # (what, warp, instruction): made into text only for a report
         self.arrivals: list[tuple[str, Any, Any]] = []
         self.previous: list[tuple[str, Any, Any]] = []
@@ -69,15 +69,34 @@ class MBarrier:
 
     def complete_tx(self, size: int, access: Access) -> str:
         """Lower the tx-count by bytes that arrived; return what is wrong ("" if nothing)."""
-        if not self.is_published and access.is_async:
-            return (
-                f"{self.name} was initialised, but no fence.mbarrier_init (or fence.proxy.async) "
-                "made that visible to the async proxy before this copy"
-            )
         self.tx -= size
         problem = self._check_tx()
         self._take(access, f"{size} bytes by")
         return problem
+
+    def initialised_by(self, access: Access) -> None:
+        """Note the warp that has initialised the object, at its time."""
+        instruction = access.instruction
+        origin = Access(access.warp, instruction, access.agent, access.clock, time=access.time)
+        self.origin = origin, access.time
+
+    def check_known(self, access: Access) -> str:
+        """Return what is wrong ("" if nothing) unless `access` comes after the initialisation."""
+        if self.origin is None:
+            return ""
+        origin, time = self.origin
+        agent = access.warp.access.agent
+        if agent == origin.agent or access.clock.seen[origin.agent] >= time:
+            return ""
+        if agent in self.known_to:
+            return ""
+        needs = "a barrier of the CTA (bar.sync)"
+        if access.warp.cta is not origin.warp.cta:
+            needs = "fence.mbarrier_init (or a release) and a barrier of the cluster"
+        return (
+            f"{self.name} was initialised at {origin.describe()}, and nothing orders that before "
+            f"this use: {needs} must come between"
+        )
 
     def drop(self) -> None:
         """Lower the expected count of the phases to come (`arrive_drop`)."""
@@ -110,9 +129,11 @@ class MBarrier:
 
     def _take(self, access: Access, what: str, is_relaxed: bool = False) -> None:
         if not is_relaxed:
-            self._clock.join(access.clock)
-            if not access.is_async:
+            access.release(self._clock)
+            if access is access.warp.access:
                 access.tick()
+        elif access.fenced is not None:
+            self._clock.join(access.fenced)
         self.arrivals.append((what, access.warp, access.instruction))
         self._settle()
 
@@ -173,7 +194,7 @@ class NamedBarrier:
         self.warps.append(access.warp.index)
         if value is not None:
             self.values.append(value)
-        self.clock.join(access.clock)
+        access.release(self.clock)
         access.tick()
         self._settle()
         return ""
@@ -204,10 +225,14 @@ class NamedBarrier:
 class ClusterBarrier:
     """The barrier of a cluster (`barrier.cluster.arrive` / `wait`)."""
 
-    __slots__ = ("_agents", "arrived", "clock", "expected", "generation", "released")
+    __slots__ = ("_agents", "arrived", "clock", "expected", "generation", "inits", "released",
+                 "released_inits")  # fmt: skip
 
     def __init__(self, threads: int, agents: int):
         self._agents = agents
+        # mbarriers whose initialisation a fence.mbarrier_init has covered
+        self.inits: list[MBarrier] = []
+        self.released_inits: list[MBarrier] = []
         self.expected = threads
         self.arrived = 0
         self.generation = 0
@@ -215,12 +240,21 @@ class ClusterBarrier:
         self.released = Clock(agents)
 
     def arrive(self, threads: int, access: Access, is_release: bool = True) -> None:
-        """Count arriving threads; `.relaxed` arrivals hand on no clock."""
+        """Count arriving threads; `.relaxed` arrivals hand on what a fence before them covers."""
         self.arrived += threads
+        self.inits += access.warp.state.pop("fence.mbarrier_init", ())
         if is_release:
-            self.clock.join(access.clock)
+            access.release(self.clock)
             access.tick()
+        elif access.fenced is not None:
+            self.clock.join(access.fenced)
         self.settle()
+
+    def acquire(self, access: Access) -> None:
+        """Let a warp that has waited know what the arrivals of the phase handed on."""
+        access.clock.join(self.released)
+        for barrier in self.released_inits:
+            barrier.known_to.add(access.agent)
 
     def exit(self, threads: int) -> None:
         """Take exited threads out of the expected count."""
@@ -234,6 +268,7 @@ class ClusterBarrier:
             self.generation += 1
             self.released = self.clock
             self.clock = Clock(self._agents)
+            self.released_inits, self.inits = self.inits, []
 
     def describe(self) -> str:
         """Return how many threads have arrived."""

@@ -82,16 +82,6 @@ def _waits_for_loads(body: list[syntax.Statement | syntax.LabelMark], rule: str)
     return loads >= _LOADS_WITHOUT_WAIT and not waits
 
 
-def _checks_barrier_init(body: list[syntax.Statement | syntax.LabelMark]) -> bool:
-    """Return whether a kernel is held to fencing its mbarrier initialisations.
-
-    Some compilers (Triton) emit no fence at all and rely on the CTA barrier; a kernel that fences
-    for the async proxy anywhere is taken at its word.
-    """
-    fences = ("fence.mbarrier_init", "fence.proxy.async")
-    return any(isinstance(i, syntax.Statement) and i.opcode.startswith(fences) for i in body)
-
-
 def wait_for_tensor_loads(w: Any) -> Wait | None:
     """Return a wait for the warp's loads from tensor memory, as `tcgen05.wait::ld` does."""
     loads = list(w.queue("tcgen05.ld").open)
@@ -135,7 +125,6 @@ class KernelProgram:
         self.max_registers = (directives.get("maxnreg") or (0,))[0]
         self._allocate_slots(function.body)
         instructions = self._decode(function.body)
-        self.checks_barrier_init = _checks_barrier_init(function.body)
         self._waits_for_loads = _waits_for_loads(function.body, tensor_load_wait)
         switches = [
             instruction is not None

@@ -34,7 +34,7 @@ from fovea.emulator.races import AccessNotes, Clock, Shadow
 Array = NDArray[Any]
 Dim = tuple[int, int, int]
 
-ASYNC_SLOTS_PER_CTA = 16  # asynchronous agents told apart by the clocks; more share a slot
+ASYNC_SLOTS_PER_CTA = 64  # channels told apart by the clocks; more share a time
 RANK_MASK = (1 << RANK_SHIFT) - 1
 
 
@@ -110,7 +110,6 @@ class Cluster:
         self.notes = AccessNotes(generic, self.agents)
         self.engine = AsyncEngine(machine.options, machine.random, generic, slots)
         self.barrier = ClusterBarrier(self.warps_per_cta * LANES * size, self.agents)
-        self.unpublished: list[MBarrier] = []
         self.location_clocks: dict[int, Clock] = {}
         self.ctas = [Cta(self, rank) for rank in range(size)]
         self.warps = [warp for cta in self.ctas for warp in cta.warps]
@@ -145,7 +144,7 @@ class Cta:
         if machine.options.detect_races:
             cells = TMEM_LANES // 16 * TMEM_COLUMNS
             self._tmem_cells = cells
-            self.tmem.shadow = LazyShadow(cells, cluster.agents, cluster.notes)
+            self.tmem.shadow = LazyShadow(cells, cluster.notes)
         self.barriers: dict[int, NamedBarrier] = {}
         self.mbarriers: dict[int, MBarrier] = {}
         self.state: dict[Any, Any] = {}
@@ -185,7 +184,7 @@ class Cta:
         if machine.options.detect_uninitialised:
             shared.track_initialised()
         if machine.options.detect_races:
-            shared.shadow = Shadow(size // 4, self.cluster.agents, self.cluster.notes)
+            shared.shadow = Shadow(size // 4, self.cluster.notes)
         return shared
 
     def _make_warps(self, machine: Machine) -> list[Warp]:
@@ -203,10 +202,10 @@ class LazyShadow(Shadow):
 
     __slots__ = ("_cells", "_is_made")
 
-    def __init__(self, cells: int, agents: int, notes: AccessNotes):
+    def __init__(self, cells: int, notes: AccessNotes):
         self._cells = cells
         self._is_made = False
-        self.agents, self.notes = agents, notes
+        self.notes = notes
 
     def on_read(self, cells: Any, access: Any, byte_mask: Any = 15) -> None:
         self._make()
@@ -218,7 +217,7 @@ class LazyShadow(Shadow):
 
     def _make(self) -> None:
         if not self._is_made:
-            super().__init__(self._cells, self.agents, self.notes)
+            super().__init__(self._cells, self.notes)
             self._is_made = True
 
 

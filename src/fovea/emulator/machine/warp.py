@@ -246,7 +246,7 @@ class Warp:
         done: set[Operation] = set()
         clock = self.access.clock
         for operation in operations:
-            clock.join(operation.access.clock)
+            operation.access.release(clock)
             operation.is_observed = True
             if operation.results:
                 done.add(operation)

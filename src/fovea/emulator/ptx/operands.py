@@ -102,6 +102,9 @@ class OperandParser:
         register = scope.register(token.text)
         if register is not None:
             return register
+        elements = scope.vector(token.text)
+        if elements is not None:
+            return syntax.Vector(elements)
         if token.text == "WARP_SZ":
             return syntax.Immediate(32)
         unique = scope.variable(token.text)

@@ -160,17 +160,21 @@ class _Parser(OperandParser):
         """Parse `.space [.align n] .type name ...`; the `;` is eaten unless it is a parameter."""
         token = self._next()
         space = token.text[1:]
-        align, ptx_type, lanes = 0, "", 1
+        align, ptx_type, lanes, is_pointer = 0, "", 1, False
         while self._token.kind == "directive":
             word = self._next().text[1:]
             if word == "align":
-                align = self._natural()
+                # `.ptr .align n` speaks of what the pointer points to (PTX ISA 4.5.2.2)
+                value = self._natural()
+                align = align if is_pointer else value
             elif word in ("v2", "v4", "v8"):
                 lanes = int(word[1:])
             elif word == "attribute":
                 self._at -= 1
                 self._attribute()
-            elif word == "ptr" or word in _SPACES:
+            elif word == "ptr":
+                is_pointer = True
+            elif word in _SPACES:
                 continue
             elif is_scalar_type(word):
                 ptx_type = word
@@ -194,13 +198,16 @@ class _Parser(OperandParser):
 
     def _register(self, scope: Scope, ptx_type: str, lanes: int) -> None:
         token = self._next()
-        if ptx_type not in REGISTER_TYPES or lanes != 1:
+        is_vector = lanes > 1
+        if ptx_type not in REGISTER_TYPES or (is_vector and ptx_type == "pred"):
             self._fail(f"no register can have type .{ptx_type} x {lanes}", token)
+        if is_vector and lanes * size_bytes(ptx_type) > 16:
+            self._fail(f"a vector of {lanes} .{ptx_type} exceeds 128 bits", token)
         count = None
         if self._accept("<"):
             count = self._natural()
             self._expect(">")
-        scope.declare(token.text, ptx_type, count, token.line)
+        scope.declare(token.text, ptx_type, count, token.line, lanes)
 
     def _variable(
         self, scope: Scope, space: str, ptx_type: str, lanes: int, align: int, is_extern: bool
