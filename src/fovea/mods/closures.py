@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from fovea.mods.graph import Graph
-from fovea.mods.values import CapturedNumber, NumberRecord, Recipe, cook
+from fovea.mods.values import CapturedNumber, NumberRecord, Recipe, cook, made_for
 
 _MODULES = frozenset(
     [torch, torch.nn, torch.nn.functional, torch.special, torch.linalg, math, operator]
@@ -80,6 +80,7 @@ class Plan:
     guards: tuple[tuple[Recipe, bool | int | float], ...]
     specialised: tuple[str, ...]
     source: str
+    heads: tuple[Recipe | int, ...] = ()
 
 
 _MAX_DEPTH = 32  # of captures inside captures
@@ -175,6 +176,8 @@ def _visit(value: Any, name: str, found: Survey, key: list[Any], free: bool, dep
     elif isinstance(value, Tensor):
         found.tensors.append(value)
         key.append((kind, value.dtype, value.dim(), value.requires_grad))
+    elif value is made_for:
+        key.append(value)  # ours: reads nothing
     elif kind is types.FunctionType:
         _visit_function(value, found, key, free, depth)
     elif kind in _PLAIN:

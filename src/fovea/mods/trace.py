@@ -37,7 +37,7 @@ class TracedMod:
     """A traced mod: the graph, and what it reads in this call.
 
     `specialised` lists the captured numbers that Python code branched on, for `explain`; `source`
-    is `file:line name` of the function.
+    is `file:line name` of the function; `heads` the numbers of query heads that it is made for.
     """
 
     graph: Graph
@@ -45,6 +45,7 @@ class TracedMod:
     scalars: tuple[int | float, ...]
     specialised: tuple[str, ...]
     source: str
+    heads: tuple[int, ...] = ()
 
 
 def trace_score_mod(
@@ -84,6 +85,7 @@ def _trace(kind: str, fn: Callable[..., Any], dtype: str, device: torch.device |
         _cooked(plan.scalars, found, plan.source) if plan.scalars else (),
         plan.specialised,
         plan.source,
+        _heads(plan.heads, found) if plan.heads else (),
     )
 
 
@@ -121,9 +123,18 @@ def _trace_anew(
             guards=tuple(tracer.guards),
             specialised=notes,
             source=source,
+            heads=tuple(tracer.heads),
         )
         remember(found, plan)
-    return TracedMod(done.graph, captures, scalars, notes, source)
+    heads = _heads(tuple(tracer.heads), found)
+    return TracedMod(done.graph, captures, scalars, notes, source, heads)
+
+
+def _heads(heads: tuple[Recipe | int, ...], found: Survey) -> tuple[int, ...]:
+    """Return the numbers of heads that a mod is made for in this call."""
+    return tuple(
+        [int(cook(n, found.numbers, found.tensors)) if isinstance(n, tuple) else n for n in heads]
+    )
 
 
 def _cooked(recipes: tuple[Recipe, ...], found: Survey, source: str) -> tuple[Any, ...]:
@@ -175,6 +186,7 @@ def _trace_in_dynamo(
         tuple([tracer.scalars[slot] for slot in slots]),
         (),
         "",
+        tuple(tracer.heads),
     )
 
 

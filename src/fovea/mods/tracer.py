@@ -54,7 +54,7 @@ class Tracer:
         self.numbers: list[int | float] = []
         self.names: list[str] = []
         self.guards: list[tuple[Recipe, bool | int | float]] = []
-        self.notes: list[str] = []
+        self.heads: list[Any] = []  # numbers of heads that the mod is made for: recipes, or ints
         self.repeatable = True
         # torch's operators turn a TypeError into "unsupported operand": the reason is kept here
         self.failure: TraceError | None = None

@@ -13,7 +13,7 @@ remembers it.
 import math
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -29,6 +29,8 @@ _META = torch.device("meta")
 
 class Dispatcher(Protocol):
     """The part of the tracer that values call."""
+
+    heads: list[Any]
 
     def dispatch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the traced result of a torch function."""
@@ -98,6 +100,17 @@ def make_traced(tracer: Dispatcher, term: Term, shape: tuple[int, ...] = ()) -> 
     traced.fovea_tracer = tracer
     traced.fovea_term = term
     return traced
+
+
+def made_for(h: Tensor, heads: int) -> Tensor:
+    """Return h, the head, of a mod that is made for so many heads; a call with more then raises.
+
+    For a formula in place of a table: a table is checked by its extent.
+    """
+    if isinstance(h, Traced):
+        is_recorded = type(heads) is CapturedNumber
+        h.fovea_tracer.heads.append(cast(Any, heads).fovea_recipe if is_recorded else heads)
+    return h
 
 
 def escaped(value: Tensor) -> tuple[str, int] | None:

@@ -32,6 +32,11 @@ def check_gathers(problem: AttentionProblem) -> None:
     Not judged: positions that may be hidden by block lists or by a mask beside a score_mod, and the
     lengths of packed sequences, which lie in tensors.
     """
+    for name in ("score_mod", "mask_mod", "block_mask_mod"):
+        mod = getattr(problem, name)
+        if mod is not None:
+            for heads in mod.heads:
+                _check_heads(name, mod, heads, problem.heads_q)
     if torch.compiler.is_compiling():
         return  # sizes are symbols there; the operator checks again when it runs
     if problem.mask_mod is not None:
@@ -42,6 +47,18 @@ def check_gathers(problem: AttentionProblem) -> None:
         _check_mod("score_mod", problem.score_mod, problem, is_open=is_open)
     if problem.block_mask_mod is not None:
         _check_mod("block_mask.mask_mod", problem.block_mask_mod, problem, is_open=False)
+
+
+def _check_heads(name: str, mod: TracedMod, heads: int, heads_q: int) -> None:
+    if heads_q > heads:
+        raise ValueError(
+            invalid(
+                f"heads of {name}{f' ({mod.source})' if mod.source else ''}",
+                heads,
+                f"at least the {heads_q} query heads of this call",
+                "make the mod for that many heads",
+            )
+        )
 
 
 def _check_mod(name: str, mod: TracedMod, problem: AttentionProblem, *, is_open: bool) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fovea.mods.library.combine import ScoreMod
+from fovea.mods.values import made_for
 
 
 def alibi_slopes(heads: int) -> Tensor:
@@ -45,7 +46,8 @@ def alibi(heads: int | None = None, slopes: Tensor | None = None) -> ScoreMod:
     rate = 8.0 / heads
 
     def mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return score + torch.exp2(-((h + 1) * rate)) * (kv_idx - q_idx)
+        head = made_for(h, heads)
+        return score + torch.exp2(-((head + 1) * rate)) * (kv_idx - q_idx)
 
     return mod
 
