@@ -1,0 +1,127 @@
+"""Triton kernels and their compilation without a GPU.
+
+Lives here: a program that `test_triton.py` starts, so that Triton is not imported in the tests'
+process. Not here: launches and references. Invariant: a kernel's PTX is Triton's own, unchanged.
+
+Usage: python triton_kernels.py FOLDER
+Writes `<name>_<capability>.ptx` and `kernels.json`: what a launch needs, by that name.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+CAPABILITIES = (90, 100)
+
+
+@triton.jit
+def vector_add(x, y, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < n
+    tl.store(out + i, tl.load(x + i, mask) + tl.load(y + i, mask), mask)
+
+
+@triton.jit
+def softmax(x, out, stride, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    i = tl.arange(0, BLOCK)
+    values = tl.load(x + row * stride + i, mask=i < n, other=-float("inf"))
+    terms = tl.exp(values - tl.max(values, 0))
+    tl.store(out + row * stride + i, terms / tl.sum(terms, 0), mask=i < n)
+
+
+@triton.jit
+def matmul(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    columns = tl.program_id(1) * BN + tl.arange(0, BN)
+    inner = tl.arange(0, BK)
+    at_a = a + rows[:, None] * K + inner[None, :]
+    at_b = b + inner[:, None] * N + columns[None, :]
+    total = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        mask_a = (rows[:, None] < M) & (inner[None, :] < K - k)
+        mask_b = (inner[:, None] < K - k) & (columns[None, :] < N)
+        total = tl.dot(tl.load(at_a, mask_a, 0.0), tl.load(at_b, mask_b, 0.0), total)
+        at_a += BK
+        at_b += BK * N
+    at_c = c + rows[:, None] * N + columns[None, :]
+    tl.store(at_c, total.to(c.dtype.element_ty), (rows[:, None] < M) & (columns[None, :] < N))
+
+
+@triton.jit
+def matmul_tma(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    row = tl.program_id(0) * BM
+    column = tl.program_id(1) * BN
+    total = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        total = tl.dot(a.load([row, k]), b.load([k, column]), total)
+    c.store([row, column], total.to(c.dtype))
+
+
+def descriptor(dtype: str, rows: int, columns: int) -> str:
+    """Return the type of a tensor descriptor in a signature."""
+    return f"tensordesc<{dtype}[{rows},{columns}]>"
+
+
+def sources() -> list[tuple[str, Any, dict[str, str], dict[str, int], dict[str, int]]]:
+    """Return (name, function, argument types, constants, options) of every kernel."""
+    vector = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32"}
+    row = {"x": "*fp32", "out": "*fp32", "stride": "i32", "n": "i32"}
+    sizes = {"M": "i32", "N": "i32", "K": "i32"}
+    blocks = {"BM": 128, "BN": 128, "BK": 64}
+    found: list[Any] = [
+        ("vector_add", vector_add, vector, {"BLOCK": 1024}, {}),
+        ("softmax", softmax, row, {"BLOCK": 1024}, {}),
+    ]
+    for name, dtype in (("f16", "fp16"), ("bf16", "bf16"), ("fp8", "fp8e4nv")):
+        pointers = {"a": f"*{dtype}", "b": f"*{dtype}", "c": "*fp32"}
+        found.append((f"matmul_{name}", matmul, pointers | sizes, blocks, {"num_stages": 3}))
+    tensors = {
+        "a": descriptor("fp16", 128, 64),
+        "b": descriptor("fp16", 64, 128),
+        "c": descriptor("fp16", 128, 128),
+    }
+    for name, warps in (("matmul_tma", 4), ("matmul_tma_8_warps", 8)):
+        options = {"num_stages": 3, "num_warps": warps}
+        found.append((name, matmul_tma, tensors | sizes, blocks, options))
+    return found
+
+
+def main(folder: Path) -> None:
+    """Compile every kernel for every target."""
+    launches: dict[str, Any] = {}
+    for capability in CAPABILITIES:
+        for name, function, arguments, constants, options in sources():
+            signature = arguments | dict.fromkeys(constants, "constexpr")
+            # Addresses and sizes are multiples of 16, as Triton finds of most arguments: copies
+            # become vectors, and pipelined.
+            divisible = {
+                (i,): [["tt.divisibility", 16]]
+                for i, kind in enumerate(arguments.values())
+                if kind.startswith("*") or kind == "i32"
+            }
+            source = ASTSource(function, signature, constexprs=constants, attrs=divisible)
+            target = GPUTarget("cuda", capability, 32)
+            compiled = triton.compile(source, target=target, options=options)
+            label = f"{name}_{capability}"
+            (folder / f"{label}.ptx").write_text(compiled.asm["ptx"])
+            metadata = compiled.metadata._asdict()
+            launches[label] = {
+                "kernel": metadata["name"],
+                "warps": metadata["num_warps"],
+                "shared_bytes": metadata["shared"],
+                "scratch_bytes": metadata.get("global_scratch_size", 0),
+                "tensor_maps": [dict(meta) for meta in metadata.get("tensordesc_meta") or ()],
+            }
+    report = {"triton": triton.__version__, "launches": launches}
+    (folder / "kernels.json").write_text(json.dumps(report, indent=1, default=str))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
