@@ -32,11 +32,12 @@ class Operation:
         read_effects: number of leading effects after which all sources have been read.
         is_complete: whether every effect has happened.
         is_observed: whether a wait of the issuing warp has covered it.
+        is_passed: whether its thread has waited for groups while it was in none.
         results: scratch for the instruction (e.g. values for in-flight registers).
     """
 
-    __slots__ = ("_done", "_effects", "access", "after", "is_complete", "is_observed", "kind",
-                 "on_complete", "read_effects", "results")  # fmt: skip
+    __slots__ = ("_done", "_effects", "access", "after", "is_complete", "is_observed",
+                 "is_passed", "kind", "on_complete", "read_effects", "results")  # fmt: skip
 
     def __init__(
         self, kind: str, access: Access, effects: Sequence[Effect], after: Sequence["Operation"]
@@ -49,6 +50,7 @@ class Operation:
         self.results: dict[Any, Any] = {}
         self.is_complete = False
         self.is_observed = False
+        self.is_passed = False
         self._effects = list(effects)
         self._done = 0
 

@@ -42,6 +42,7 @@ class Result:
         counters_by_warp: the same by (CTA index, warp).
         steps: scheduler steps taken.
         printed: lines printed by the kernel.
+        warnings: what is doubtful but no fault, e.g. an exit while a bulk store is not waited for.
     """
 
     kernel: str
@@ -49,6 +50,7 @@ class Result:
     counters_by_warp: Mapping[tuple[tuple[int, int, int], int], Mapping[str, int]]
     steps: int
     printed: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     trace: Trace | None = field(default=None, repr=False)
 
     def write_trace(self, path: str | Path) -> None:
@@ -149,6 +151,7 @@ class Module:
             counters_by_warp=machine.counters.by_warp,
             steps=machine.step,
             printed=tuple(machine.printed),
+            warnings=tuple(machine.warnings),
             trace=machine.trace,
         )
 

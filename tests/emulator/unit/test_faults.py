@@ -127,3 +127,70 @@ def test_atomic_from_all_lanes_adds_each() -> None:
     body = ".reg .b64 %p; .reg .b32 %o;\nld.param.u64 %p, [a]; atom.global.add.u32 %o, [%p], 3;"
     run(body, data, signature=".param .u64 a", block=96)
     assert data[0] == 3 * 96
+
+
+def budget(producer: int, consumers: int, directives: str = ".reqntid 384") -> Any:
+    """Run 12 warps: the first four give registers back, the others ask for more."""
+    body = f""".reg .pred %p; .reg .b32 %t; mov.u32 %t, %tid.x; setp.lt.u32 %p, %t, 128;
+    @%p bra PRODUCER;
+    setmaxnreg.inc.sync.aligned.u32 {consumers};
+    bra END;
+    PRODUCER: setmaxnreg.dec.sync.aligned.u32 {producer};
+    END:"""
+    text = f"{HEAD}.visible .entry k()\n{directives}\n{{\n{body}\nbar.sync 0;\nret;\n}}\n"
+    return emulator.load_ptx(text).launch("k", 1, 384)
+
+
+def test_register_pool_grants_what_the_cta_was_launched_with() -> None:
+    budget(24, 240)  # 3 x 168 = 504 = 24 + 2 x 240
+
+
+def test_register_pool_never_grants_more_than_the_cta_was_launched_with() -> None:
+    with pytest.raises(emulator.DeadlockError) as info:
+        budget(32, 240)
+    report = "\n".join(info.value.waiting)
+    assert "setmaxnreg.inc 240" in report
+    assert "launched with 168 registers a thread in 12 warps" in report
+
+
+def test_register_pool_starts_from_maxnreg_where_it_is_given() -> None:
+    budget(24, 88, ".reqntid 384 .maxnreg 80")
+    with pytest.raises(emulator.DeadlockError):
+        budget(24, 112, ".reqntid 384 .maxnreg 80")
+
+
+def test_register_increase_below_what_the_warp_has_is_reported() -> None:
+    with pytest.raises(emulator.IllegalOperand, match="160 with 168 registers now"):
+        budget(24, 160)
+
+
+def test_register_budgets_of_a_kernel_without_bounds_are_ignored_as_ptxas_does() -> None:
+    budget(24, 240, "")
+
+
+def test_try_wait_whose_result_is_ignored_is_found() -> None:
+    body = """.shared .align 8 .b8 b[8]; .shared .align 4 .b8 s[4];
+    .reg .pred %p, %q; .reg .b32 %a, %t, %v;
+    mov.u32 %a, b; mov.u32 %t, %tid.x; setp.eq.u32 %q, %t, 0;
+    @%q mbarrier.init.shared.b64 [%a], 1;
+    bar.sync 0;
+    setp.lt.u32 %p, %t, 32; @!%p bra READ;
+    @%q st.shared.b32 [s], 1;
+    @%q mbarrier.arrive.shared.b64 _, [%a];
+    bra END;
+    READ: mbarrier.try_wait.parity.shared.b64 %p, [%a], 0;
+    @@
+    ld.shared.b32 %v, [s];
+    END:"""
+
+    def faults(body: str) -> int:
+        found = 0
+        for seed in range(20):
+            try:
+                run(body, block=64, options=Options(seed=seed))
+            except emulator.Fault:
+                found += 1
+        return found
+
+    assert faults(body.replace("@@", "@!%p bra READ;")) == 0
+    assert faults(body.replace("@@", "")) > 0

@@ -12,7 +12,7 @@ HEAD = ".version 8.7\n.target sm_90a\n.address_size 64\n"
 
 def launch(
     body: str, *, seed: int = 0, block: int = 64, cluster: int = 1, args: Any = (), **more: Any
-) -> None:
+) -> emulator.Result:
     """Run a kernel with two pointer parameters a and b."""
     text = (
         f"{HEAD}.visible .entry k(.param .u64 a, .param .u64 b)\n{{\n"
@@ -23,7 +23,7 @@ def launch(
         f"{body}\nret;\n}}\n"
     )
     arrays = args or (np.arange(256, dtype=np.uint32), np.zeros(256, np.uint32))
-    emulator.load_ptx(text).launch(
+    return emulator.load_ptx(text).launch(
         "k", cluster, block, cluster, args=arrays, options=Options(seed=seed, **more)
     )
 
@@ -138,6 +138,30 @@ def test_exit_before_bulk_store_has_read_is_reported() -> None:
         @@"""
     assert races(body.replace("@@", "@%q cp.async.bulk.wait_group.read 0;")) == 0
     assert races(body.replace("@@", "")) == 20
+
+
+_STORE = """shl.b32 %v, %t, 4; add.u32 %v, %v, %s;
+    st.shared.v4.b32 [%v], {%t, %t, %t, %t};
+    fence.proxy.async.shared::cta;
+    bar.sync 0;
+    @%q cp.async.bulk.global.shared::cta.bulk_group [%b], [%s], 1024;
+    """
+
+
+def test_exit_after_a_bulk_store_whose_commit_is_missing_is_reported() -> None:
+    wait = "@%q cp.async.bulk.wait_group.read 0;"
+    assert races(f"{_STORE} @%q cp.async.bulk.commit_group; {wait}") == 0
+    assert races(f"{_STORE} {wait}") == 20
+
+
+def test_exit_after_a_bulk_store_left_to_the_hardware_is_a_warning() -> None:
+    out = np.zeros(256, np.uint32)
+    result = launch(_STORE, args=(out, out))
+    assert len(result.warnings) == 1
+    assert "PTX line" in result.warnings[0]
+    assert "cp.async.bulk.global" in result.warnings[0]
+    assert out[4:8].tolist() == [1, 1, 1, 1]
+    assert not launch(f"{_STORE} cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;").warnings
 
 
 def test_remote_shared_store_needs_cluster_barrier() -> None:

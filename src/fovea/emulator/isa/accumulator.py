@@ -6,6 +6,11 @@ issue what when (`isa/warpgroup.py`), forms (`isa/wgmma.py`).
 
 Invariant: a register of an accumulator in flight is `accumulator.parts[j]`, an unreadable object,
 in every warp that has issued.
+
+A `mov` of such a register before the wait is undefined by the manual (9.7.15.4), yet compilers
+emit it between chained products, where ptxas allots both one register or serialises. So a copy is
+delivered by the wait like the original, unless another product has accumulated since: then it is
+unreadable for good.
 """
 
 from collections.abc import Sequence
@@ -17,7 +22,7 @@ import numpy as np
 from fovea.emulator.async_engine import Operation
 from fovea.emulator.isa.instruction import Array, Instruction
 from fovea.emulator.layout import fragment
-from fovea.emulator.machine.warp import InFlight
+from fovea.emulator.machine.warp import InFlight, PackedInFlight, Unreadable, pack_lanes
 from fovea.emulator.races import Clock
 
 WARPS = 4
@@ -69,6 +74,22 @@ class AccumulatorPart(InFlight):
         return (
             f"is the accumulator of `{place.opcode}` (PTX line {place.line}), which no "
             "wgmma.wait_group has waited for"
+        )
+
+
+class SpoiltCopy(Unreadable):
+    """A copy of an accumulator in flight, taken before a further product changed the original."""
+
+    __slots__ = ("place",)
+
+    def __init__(self, place: Instruction):
+        self.place = place
+
+    def describe(self) -> str:
+        """Return why the register cannot be read."""
+        return (
+            "was copied from an accumulator in flight, which "
+            f"`{self.place.opcode}` (PTX line {self.place.line}) has changed since"
         )
 
 
@@ -174,3 +195,48 @@ class Ticket:
         issued = [rank for rank, warp in enumerate(self.warps) if warp is not None]
         missing = [rank for rank in range(WARPS) if rank not in issued]
         return f"{place} issued by warps {issued} but not by warps {missing} of the warpgroup"
+
+
+def deliver_copies(warp: Any, accumulator: Accumulator, rows: Sequence[Array]) -> list[Array]:
+    """Put the values of a finished accumulator where `mov` has copied it; return them."""
+    registers, dtypes = warp.registers, warp.slot_dtypes
+    done: list[Array] = []
+    for slot, value in enumerate(registers):
+        if value.__class__ is PackedInFlight:
+            result = _unpacked(value, accumulator, rows)
+        elif value.__class__ is AccumulatorPart and value.accumulator is accumulator:
+            result = rows[value.key]
+        else:
+            continue
+        if result is not None:
+            registers[slot] = result.view(dtypes[slot])
+            done.append(registers[slot])
+    return done
+
+
+def _unpacked(
+    packed: PackedInFlight, accumulator: Accumulator, rows: Sequence[Array]
+) -> Array | None:
+    """Put values in a packed register; return it once nothing is missing."""
+    for position, part in enumerate(packed.parts):
+        if part.__class__ is AccumulatorPart and part.accumulator is accumulator:
+            packed.parts[position] = rows[part.key]
+    if any(isinstance(part, Unreadable) for part in packed.parts):
+        return None
+    size = packed.whole.itemsize // len(packed.parts)
+    return pack_lanes(packed.whole, [part.view(f"u{size}") for part in packed.parts])
+
+
+def spoil_copies(warp: Any, accumulator: Accumulator, product: Product) -> None:
+    """Make copies of an accumulator unreadable that the registers of `product` are not."""
+    spoilt = SpoiltCopy(product.instruction)
+    own = set(product.d_slots)
+    registers = warp.registers
+    for slot, value in enumerate(registers):
+        if value.__class__ is AccumulatorPart and value.accumulator is accumulator:
+            if slot not in own:
+                registers[slot] = spoilt
+        elif value.__class__ is PackedInFlight:
+            for position, part in enumerate(value.parts):
+                if part.__class__ is AccumulatorPart and part.accumulator is accumulator:
+                    value.parts[position] = spoilt

@@ -360,6 +360,9 @@ def cp_async_bulk_wait_group(i: Instruction) -> Any:
 
     def run(warp: Any, mask: Array) -> Wait | None:
         queues = [bulk_queue(warp, lane) for lane in active_lanes(mask)]
+        for queue in queues:
+            for operation in queue.open:
+                operation.is_passed = True
         operations = [operation for queue in queues for operation in queue.covered(newest)]
         if not operations:
             return None

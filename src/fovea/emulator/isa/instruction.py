@@ -115,6 +115,15 @@ class Program:
     variables: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
     bound: dict[str, Any] = field(default_factory=dict[str, Any])
     constants: dict[tuple[Any, str], str] = field(default_factory=dict[tuple[Any, str], str])
+    # registers that wgmma writes, and registers that `mov` reads: where they meet, accumulators
+    # may be copied while in flight
+    accumulators: set[int] = field(default_factory=set[int])
+    moved: set[int] = field(default_factory=set[int])
+
+    @property
+    def moves_accumulators(self) -> bool:
+        """Whether some `mov` reads a register that wgmma writes."""
+        return not self.accumulators.isdisjoint(self.moved)
 
     def bind(self, value: Any, hint: str = "f") -> str:
         """Return a name under which compiled blocks see `value`."""

@@ -18,6 +18,7 @@ from fovea.emulator.machine.memory import (
     SHARED_WINDOW,
     WINDOW_SHIFT,
 )
+from fovea.emulator.machine.registers import registers_of
 from fovea.emulator.machine.warp import InFlight, PackedInFlight, pack_lanes
 from fovea.emulator.ptx import syntax
 from fovea.emulator.ptx.types import size_bytes
@@ -39,6 +40,7 @@ def mov(ins: Instruction) -> Inline:
     """d = a; vectors on either side are packed or unpacked."""
     t = ins["type"]
     destination, source = ins.operands["d"], ins.operands["a"]
+    ins.program.moved.update(ins.slot(register).index for register in registers_of(source))
     if isinstance(source, syntax.Vector):
         return _pack(ins, source, t)
     if isinstance(destination, syntax.Vector):

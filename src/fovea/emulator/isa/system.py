@@ -9,6 +9,7 @@ from typing import Any
 from fovea.emulator.errors import IllegalOperand
 from fovea.emulator.isa import instruction
 from fovea.emulator.isa.instruction import Array, Decoded, Inline, Instruction
+from fovea.emulator.machine.warp import Wait
 
 _SCOPES = "cta cluster gpu sys"
 
@@ -72,31 +73,50 @@ def fence_proxy_tensormap_acquire(ins: Instruction) -> Decoded:
              evidence="manual-only", kind="sync", targets="sm_90a,sm_100a,sm_100f,sm_101a,sm_103a,"
              "sm_103f,sm_110a,sm_120a", action="inc dec")  # fmt: skip
 def setmaxnreg(ins: Instruction) -> Decoded:
-    """Change the warp's register budget; checks the count and its direction."""
+    """Change the warp's register budget; an increase waits until the CTA's pool has room."""
     count, is_increase = ins.immediate("count"), ins["action"] == "inc"
     if not 24 <= count <= 256 or count % 8:
         raise ins.error(f"register count {count} must be a multiple of 8 in 24..256")
 
-    def run(w: Any, mask: Array) -> None:
+    def run(w: Any, mask: Array) -> Wait | None:
         current = w.max_registers
-        if current and (count < current if is_increase else count > current):
+        if not current:  # ptxas ignores setmaxnreg where it cannot know the registers at launch
+            return None
+        if count < current if is_increase else count > current:
             raise IllegalOperand(
                 f"setmaxnreg.{ins['action']} {count} with {current} registers now", w.where(ins)
             )
-        w.max_registers = count
-        _check_register_file(ins, w)
+        if not is_increase:
+            w.max_registers = count
+            w.machine.notify()
+            return None
+
+        def is_free() -> bool:
+            return count - w.max_registers <= _free_registers(w)
+
+        def take() -> None:
+            w.max_registers = count
+
+        def describe() -> str:
+            return (
+                f"setmaxnreg.inc {count}: the CTA was launched with {w.machine.program.launch_registers} "
+                f"registers a thread in {len(w.cta.warps)} warps, of which "
+                f"{_free_registers(w)} a thread of one warp are free and "
+                f"{count - w.max_registers} are needed"
+            )
+
+        return Wait(is_free, describe, take, name="setmaxnreg")
 
     return run
 
 
-def _check_register_file(ins: Instruction, w: Any) -> None:
-    """Raise if the CTA's warps together claim more than the 64 K registers of an SM."""
-    claims = [warp.max_registers for warp in w.cta.warps]
-    if all(claims) and 32 * sum(claims) > 65536:
-        raise IllegalOperand(
-            f"setmaxnreg: the CTA's warps claim {32 * sum(claims)} registers of 65536",
-            w.where(ins),
-        )
+def _free_registers(w: Any) -> int:
+    """Return the registers, counted for one thread of a warp, that no warp of the CTA holds.
+
+    The pool is what the CTA was launched with. Those of warps that have exited count as free.
+    """
+    held = sum(warp.max_registers for warp in w.cta.warps if not warp.is_finished)
+    return w.machine.program.launch_registers * len(w.cta.warps) - held
 
 
 @instruction("griddepcontrol.action", source="PTX ISA 9.7.13.14", evidence="manual-only",

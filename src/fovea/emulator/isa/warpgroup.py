@@ -37,6 +37,8 @@ from fovea.emulator.isa.accumulator import (
     Product,
     RegisterFence,
     Ticket,
+    deliver_copies,
+    spoil_copies,
 )
 from fovea.emulator.isa.instruction import Array, Instruction
 from fovea.emulator.layout import fragment
@@ -111,8 +113,11 @@ class Warpgroup:
             for part, slot, row in zip(accumulator.parts, ticket.product.d_slots, rows):
                 if registers[slot] is part:
                     registers[slot] = row if dtypes[slot] == row.dtype else row.view(dtypes[slot])
+            values = [registers[slot] for slot in ticket.product.d_slots]
+            if ticket.product.instruction.program.moves_accumulators:
+                values += deliver_copies(warp, accumulator, rows)
             if fence is not None:
-                fence.add([registers[slot] for slot in ticket.product.d_slots])
+                fence.add(values)
 
     def _start(self, warp: Any, ticket: Ticket) -> None:
         after = () if self._last is None or self._last.is_complete else (self._last,)
@@ -185,6 +190,8 @@ def _take_registers(warp: Any, ticket: Ticket, rank: int, is_first: bool) -> Non
             accumulator.last = ticket
         if ticket.accumulator is not accumulator or values != accumulator.parts:
             raise _overlap(warp, product, accumulator)
+        if product.instruction.program.moves_accumulators:
+            spoil_copies(warp, accumulator, product)
     else:
         accumulator = ticket.accumulator
         scale = ticket.operands[2]

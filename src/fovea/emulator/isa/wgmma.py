@@ -137,6 +137,7 @@ def _float_forms(decode: Decoder) -> Decoder:
 def wgmma_mma_async(i: Instruction) -> Any:
     """D = A B + D, or A B if scale-d is false; A from registers or shared memory."""
     product = _product(i)
+    i.program.accumulators.update(product.d_slots)
     read_a = None if product.a_slots else i.uniform("a", "b64")
     read_b = i.uniform("b-desc", "b64")
     read_scale = i.read("scale-d", "pred")

@@ -66,6 +66,7 @@ class Machine:
         self.time = 0
         self.events = 0
         self.printed: list[str] = []
+        self.warnings: dict[str, None] = {}  # in the order of their first appearance
         self.cancelled: set[int] = set()
         self.next_cluster = 0
         self.cluster_grid = tuple(g // c for g, c in zip(grid, cluster))
@@ -74,6 +75,10 @@ class Machine:
     def notify(self) -> None:
         """Note that something changed that a waiting warp may be waiting for."""
         self.events += 1
+
+    def warn(self, message: str) -> None:
+        """Note something doubtful that is no fault; `Result.warnings` has each once."""
+        self.warnings[message] = None
 
     def segment(self, warp: Warp, address: int) -> tuple[Segment, int] | None:
         """Return (segment, offset) of a generic address, or None if nothing lies there."""

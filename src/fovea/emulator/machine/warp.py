@@ -98,7 +98,7 @@ class PackedInFlight(Unreadable):
         self.parts = parts
 
     def describe(self) -> str:
-        return next(part for part in self.parts if isinstance(part, InFlight)).describe()
+        return next(part for part in self.parts if isinstance(part, Unreadable)).describe()
 
     def resolve(self, done: set[Operation]) -> Any:
         """Put in what has arrived; return the register once nothing is missing, else itself."""
@@ -201,7 +201,7 @@ class Warp:
         self.lane_counts: dict[int, int] = {}
         self.waited_steps: dict[str, int] = {}
         self.local: Any = None
-        self.max_registers = program.max_registers
+        self.max_registers: int = program.launch_registers
 
     # --- for instruction handlers -----------------------------------------------------------
 

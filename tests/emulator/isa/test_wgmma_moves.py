@@ -1,0 +1,41 @@
+"""Accumulators that `mov` copies while they are in flight: as compilers emit it, and read too early."""
+
+import numpy as np
+import pytest
+from test_wgmma import check, kernel, launch, place, registers, setup
+
+from fovea.emulator import RaceError
+
+AGAIN = f"""sub.u64 %da, %da, 2; sub.u64 %db, %db, 2;
+    wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {registers("d", 16)}, %da, %db, 1, 1, 1,
+        0, 0;
+    wgmma.commit_group.sync.aligned;"""
+
+
+def run(times=1, **changes):
+    a, b, product, scale = setup(width=32)
+    out = np.zeros((16, 128), np.float32)
+    launch(kernel(32, width=32, **changes), out, place(a, 32), place(b, 32))
+    check(out, times * product, times * scale)
+
+
+def test_copy_taken_before_the_wait_holds_the_result_after_it():
+    run(between="mov.b32 %t5, %d3;", after="mov.b32 %d3, 0; mov.b32 %d3, %t5;")
+
+
+def test_pair_packed_before_the_wait_holds_the_results_after_it():
+    run(between="mov.b64 %rd7, {%d0, %d1};", after="mov.b64 {%d0, %d1}, %rd7;")
+
+
+def test_copy_read_before_the_wait_is_a_race():
+    with pytest.raises(RaceError, match="no wgmma.wait_group has waited for"):
+        run(between="mov.b32 %t5, %d3; add.u32 %t5, %t5, 0;")
+
+
+def test_stale_copies_of_a_chain_are_no_fault():
+    run(times=2, commit=f"mov.b32 %t5, %d3; {AGAIN}")
+
+
+def test_stale_copy_of_a_chain_that_is_read_is_a_race():
+    with pytest.raises(RaceError, match="copied from an accumulator in flight"):
+        run(times=2, commit=f"mov.b32 %t5, %d3; {AGAIN}", after="add.u32 %d3, %t5, 0;")
