@@ -13,7 +13,8 @@ class Options:
 
     Attributes:
         seed: orders warps and asynchronous work; each seed is another legal schedule.
-        detect_races: vector clocks on shared and tensor memory, within a cluster.
+        detect_races: vector clocks on shared, tensor and global memory within a cluster, and the
+            last writers of global memory between clusters.
         detect_uninitialised: shared-memory, tensor-memory and local reads before a write raise.
         max_steps: scheduler steps before `StepLimitExceeded`; None for no limit.
         max_segments: the most code segments a warp runs before another may (1 or more).

@@ -116,6 +116,8 @@ class Shadow:
     tensor memory. Cells are addressed by index arrays or slices.
     """
 
+    is_active = True
+
     __slots__ = ("_bytes", "_columns", "_read_bytes", "_readers", "notes", "reads",
                  "write_agent", "write_note", "write_tick")  # fmt: skip
 

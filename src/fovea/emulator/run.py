@@ -143,8 +143,14 @@ class Module:
         )
         if options.trace:
             machine.trace = Trace()
-        with np.errstate(all="ignore"):
-            Scheduler(machine).run()
+        if options.detect_races:
+            machine.global_races.watch(memory.segments)
+        try:
+            with np.errstate(all="ignore"):
+                Scheduler(machine).run()
+        finally:
+            for segment in memory.segments:
+                segment.shadow = None
         return Result(
             kernel=kernel,
             counters=dict(machine.counters.sums),

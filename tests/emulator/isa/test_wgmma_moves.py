@@ -1,4 +1,4 @@
-"""Accumulators that `mov` copies while they are in flight: as compilers emit it, and read too early."""
+"""Accumulators that `mov` copies in flight: as compilers emit it, and read too early."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def test_pair_packed_before_the_wait_holds_the_results_after_it():
 
 
 def test_copy_read_before_the_wait_is_a_race():
-    with pytest.raises(RaceError, match="no wgmma.wait_group has waited for"):
+    with pytest.raises(RaceError, match=r"no wgmma\.wait_group has waited for"):
         run(between="mov.b32 %t5, %d3; add.u32 %t5, %t5, 0;")
 
 
@@ -37,5 +37,5 @@ def test_stale_copies_of_a_chain_are_no_fault():
 
 
 def test_stale_copy_of_a_chain_that_is_read_is_a_race():
-    with pytest.raises(RaceError, match="copied from an accumulator in flight"):
+    with pytest.raises(RaceError, match=r"copied from an accumulator in flight"):
         run(times=2, commit=f"mov.b32 %t5, %d3; {AGAIN}", after="add.u32 %d3, %t5, 0;")

@@ -35,9 +35,9 @@ def test_equal_seeds_take_equal_steps() -> None:
 
 def test_seeds_order_warps_differently() -> None:
     body = """setp.ne.u32 %p, %t, 32; @%p bra WAIT;
-        st.global.u32 [%o], 1;
+        st.volatile.global.u32 [%o], 1;
         WAIT: setp.ne.u32 %p, %t, 0; @%p bra END;
-        ld.global.u32 %v, [%o]; st.global.u32 [%o+4], %v;
+        ld.volatile.global.u32 %v, [%o]; st.global.u32 [%o+4], %v;
         END:"""
     seen: set[int] = set()
     for seed in range(20):

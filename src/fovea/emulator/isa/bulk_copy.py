@@ -117,7 +117,7 @@ def _load_effect(
     segment: Any, offset: int, size: int, to: SharedPlace, mbar: SharedPlace
 ) -> Effect:
     def effect(operation: Operation) -> None:
-        data = segment.data[offset : offset + size]
+        data = segment.read(offset, size, operation.access)
         to.cta.shared.write(to.offset, data, operation.access)
         complete_bytes(mbar, size, operation)
 
@@ -293,8 +293,12 @@ def _to_global(i: Instruction, reduction: str | None, element: str) -> Any:
             ) -> None:
                 data, old = read[0], segment.data[offset : offset + size]
                 if reduction is not None:
+                    # each element is reduced atomically: two reductions are no race
+                    operation.access.is_strong = True
                     data = reduce_elements(reduction, element, old.copy(), data)
                 if keep is not None:
+                    # other threads may own the bytes that are left out
+                    operation.access.is_strong = True
                     data = np.where(keep, data, old)
                 segment.write(offset, data, operation.access)
 

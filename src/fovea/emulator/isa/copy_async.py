@@ -107,8 +107,7 @@ def _copy(
                 w.where(access.instruction, address=source, space="global"),
             )
         segment, offset = found
-        segment.check_bounds(offset, count, access)
-        blocks[position, :count] = segment.data[offset : offset + count]
+        blocks[position, :count] = segment.read(offset, count, access)
     offsets = (targets & np.uint64(_LOW)).astype(np.int64)
     w.cta.shared.write_at(offsets, blocks, size, access)
 

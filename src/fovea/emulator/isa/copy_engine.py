@@ -159,7 +159,9 @@ def tensor_map_at(i: Instruction, warp: Any, lane: int, address: int, mask: Arra
             f"no memory at the tensor map's address; {warp.machine.memory.nearest(address)}", where
         )
     segment, offset = found
-    data = segment.read(offset, MAP_BYTES, warp.touch(i, mask))
+    # a map is read through a proxy of its own, whose fences are not modelled
+    segment.check_bounds(offset, MAP_BYTES, warp.touch(i, mask))
+    data = segment.data[offset : offset + MAP_BYTES]
     try:
         return _decode(data.tobytes())
     except ValueError as error:
@@ -174,11 +176,46 @@ class TileCopy:
         tensor: the decoded tensor map.
         tile: the part of the box inside the tensor.
         view: that part's bytes in global memory, dimension 0 last; None if nothing is inside.
+        segment: the allocation, and `start` the offset of the view's first byte in it.
     """
 
     tensor: TensorMap
     tile: Tile
     view: Array | None
+    segment: Any = None
+    start: int = 0
+
+    @property
+    def words(self) -> Array | None:
+        """The words of the allocation that the view covers; None if its rows end inside one."""
+        assert self.view is not None
+        *outer, row_bytes = self.view.shape
+        if any(value % 4 for value in (self.start, row_bytes, *self.view.strides[:-1])):
+            return None
+        first = np.array([self.start])
+        for count, stride in zip(outer, self.view.strides):
+            first = (first[:, None] + np.arange(count) * stride).ravel()
+        return (first[:, None] // 4 + np.arange(row_bytes // 4)).ravel()
+
+    def check_read(self, access: Access) -> None:
+        """Check a read of the view for races on global memory."""
+        if self.view is None:
+            return
+        shadow = self.segment.shadow
+        if shadow is not None and shadow.is_active:
+            words = self.words
+            if words is not None:
+                shadow.on_read(words, access)
+
+    def write_global(self, new: Array, access: Access) -> None:
+        """Put bytes of the view's shape in global memory."""
+        view, shadow = self.view, self.segment.shadow
+        assert view is not None
+        if shadow is not None and not access.is_strong:
+            words = self.words
+            if words is not None:
+                shadow.on_write(words, access, 15, lambda: np.array_equal(view, new))
+        view[...] = new
 
     def read_global(self) -> Array:
         """Return the whole box as bytes, out-of-bounds elements filled."""
@@ -241,7 +278,8 @@ def tile_copy(
         strides = (*tile.strides[:-1], 1)
     else:
         shape, strides = (*tile.counts, element_bytes), (*tile.strides, 1)
-    return TileCopy(tensor, tile, as_strided(data, shape, strides))
+    view = as_strided(data, shape, strides)
+    return TileCopy(tensor, tile, view, segment, first - segment.base)
 
 
 def _byte_slices(inside: tuple[slice, ...], size: int) -> tuple[slice, ...]:

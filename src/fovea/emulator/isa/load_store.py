@@ -31,6 +31,7 @@ _LD = dict(  # noqa: C408 - keywords of the decorator
     prefetch="L2::64B L2::128B L2::256B",
 )
 _ST = {**_LD, "cop": "wb cg cs wt"}
+_LOCATIONS = 4096  # places of strong accesses whose clocks a cluster keeps apart
 _OWN_SHARED = ("shared", "shared::cta")
 
 Groups = list[tuple[Segment, Array, Array | None]]
@@ -161,18 +162,39 @@ def synchronise(w: Any, addresses: Array, *, is_acquire: bool, is_release: bool)
     Every strong access counts as ordering here, `.relaxed` too: a fence beside it may make it so,
     and a race report must never be wrong.
     """
-    clocks = w.cta.cluster.location_clocks
+    cluster = w.cta.cluster
+    clocks, between_clusters = cluster.location_clocks, w.machine.global_races
     for address in set(addresses.tolist()):
-        clock = clocks.get(address)
+        clock = clocks.get(address, cluster.location_floor)
         if is_acquire and clock is not None:
             w.access.clock.join(clock)
         if is_release:
-            if clock is None:
+            if address not in clocks:
+                _limit_locations(cluster)
                 clocks[address] = w.access.clock.copy()
             else:
                 w.access.release(clock)
+        if address >> 32:
+            if is_acquire:
+                between_clusters.acquire(cluster, address)
+            if is_release:
+                between_clusters.release(address)
     if is_release:
         w.access.tick()
+
+
+def _limit_locations(cluster: Any) -> None:
+    """Let all locations share one clock from now on if there are very many."""
+    clocks = cluster.location_clocks
+    if len(clocks) < _LOCATIONS:
+        return
+    floor = cluster.location_floor
+    for clock in clocks.values():
+        if floor is None:
+            floor = clock
+        floor.join(clock)
+    cluster.location_floor = floor
+    clocks.clear()
 
 
 def load_lanes(

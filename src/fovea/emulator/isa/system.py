@@ -99,8 +99,9 @@ def setmaxnreg(ins: Instruction) -> Decoded:
 
         def describe() -> str:
             return (
-                f"setmaxnreg.inc {count}: the CTA was launched with {w.machine.program.launch_registers} "
-                f"registers a thread in {len(w.cta.warps)} warps, of which "
+                f"setmaxnreg.inc {count}: the CTA was launched with "
+                f"{w.machine.program.launch_registers} registers a thread in "
+                f"{len(w.cta.warps)} warps, of which "
                 f"{_free_registers(w)} a thread of one warp are free and "
                 f"{count - w.max_registers} are needed"
             )

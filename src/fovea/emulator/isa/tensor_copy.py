@@ -144,6 +144,7 @@ def _check_barrier_place(
 
 def _load_effect(copy: TileCopy, to: SharedPlace, mbar: SharedPlace) -> Effect:
     def effect(operation: Operation) -> None:
+        copy.check_read(operation.access)
         offsets = copy.shared_offsets(to.offset)
         box = copy.read_global().reshape(*offsets.shape, CHUNK_BYTES)
         to.cta.shared.write_at(offsets, box, CHUNK_BYTES, operation.access)
@@ -234,7 +235,8 @@ def _store_effects(copy: TileCopy, place: SharedPlace, reduction: str | None) ->
             raise OutOfBounds(
                 f"{operation.kind} into read-only memory", access.warp.where(access.instruction)
             )
-        copy.view[...] = new.reshape(copy.view.shape)
+        operation.access.is_strong = reduction is not None  # reductions are atomic: no race
+        copy.write_global(new.reshape(copy.view.shape), operation.access)
 
     return [read_shared, write_global]
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from fovea.emulator.async_engine import AsyncEngine
 from fovea.emulator.counters import Counters
 from fovea.emulator.errors import LaunchError, PtxError
+from fovea.emulator.global_races import GlobalRaces
 from fovea.emulator.machine.barrier import ClusterBarrier, MBarrier, NamedBarrier
 from fovea.emulator.machine.memory import (
     CONST_WINDOW,
@@ -65,6 +66,7 @@ class Machine:
         self.step = 0
         self.time = 0
         self.events = 0
+        self.global_races = GlobalRaces()
         self.printed: list[str] = []
         self.warnings: dict[str, None] = {}  # in the order of their first appearance
         self.cancelled: set[int] = set()
@@ -116,6 +118,8 @@ class Cluster:
         self.engine = AsyncEngine(machine.options, machine.random, generic, slots)
         self.barrier = ClusterBarrier(self.warps_per_cta * LANES * size, self.agents)
         self.location_clocks: dict[int, Clock] = {}
+        self.location_floor: Clock | None = None  # of places no longer kept apart
+        self.known_stamp = 0  # see global_races.py
         self.ctas = [Cta(self, rank) for rank in range(size)]
         self.warps = [warp for cta in self.ctas for warp in cta.warps]
 

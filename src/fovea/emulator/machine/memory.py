@@ -12,12 +12,14 @@ instruction accesses what (`isa/load_store.py`). Invariant: no access leaves its
 
 from bisect import bisect_right
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fovea.emulator.errors import Fault, Misaligned, OutOfBounds, UninitialisedRead
+from fovea.emulator.global_races import GlobalShadow
 from fovea.emulator.races import Access, Shadow
 
 Array = NDArray[Any]
@@ -58,7 +60,7 @@ class Segment:
         self.base = base
         self.low = low
         self.initialised: Array | None = None
-        self.shadow: Shadow | None = None
+        self.shadow: Shadow | GlobalShadow | None = None
         self.is_aligned = base % 16 == 0
         self.is_read_only = not data.flags.writeable
         self._views: dict[tuple[int, int], Array] = {}
@@ -99,7 +101,7 @@ class Segment:
             flags = self._view(self._init_views, self.initialised, item, count)[index]
             if (flags != _INITIALISED[item]).any():
                 raise self._uninitialised(offsets, width, access)
-        if self.shadow is not None:
+        if self.shadow is not None and self.shadow.is_active:
             self._shadow_lanes(self.shadow.on_read, offsets, width, access)
         return values
 
@@ -126,13 +128,25 @@ class Segment:
                 return
             index = offsets // width
             view = self._view(self._views, self.data, item, count)
-            view[index] = values[0] if count == 1 else values.T
+            new = values[0] if count == 1 else values.T
+            if self.shadow.__class__ is GlobalShadow and not access.is_strong:
+                is_unchanged = partial(_are_equal, view, index, new)
+                check = partial(self.shadow.on_write, is_unchanged=is_unchanged)
+                self._shadow_lanes(check, offsets, width, access)
+            view[index] = new
         except IndexError:
             raise self._out_of_bounds(offsets, width, access) from None
         if self.initialised is not None:
             self._view(self._init_views, self.initialised, item, count)[index] = _INITIALISED[item]
-        if self.shadow is not None:
-            self._shadow_lanes(self.shadow.on_write, offsets, width, access)
+        if self.shadow is not None and not access.is_strong:
+            if self.shadow.__class__ is not GlobalShadow:
+                self._shadow_lanes(self.shadow.on_write, offsets, width, access)
+            if not _are_equal(view, index, new):
+                instruction = access.instruction
+                access.warp.machine.warn(
+                    f"PTX line {instruction.line} `{instruction.text}`: lanes of one store write "
+                    "different values to one address; which of them stays is undefined"
+                )
 
     # --- bulk: byte ranges and index arrays -------------------------------------------------
 
@@ -147,11 +161,15 @@ class Segment:
         values = values.view(np.uint8).ravel()
         size = len(values)
         self.check_bounds(offset, size, access)
-        self.data[offset : offset + size] = values
+        cells = slice(offset // 4, (offset + size + 3) // 4)
+        place = slice(offset, offset + size)
+        if isinstance(self.shadow, GlobalShadow):
+            self.shadow.on_write(cells, access, 15, partial(_are_equal, self.data, place, values))
+        self.data[place] = values
         if self.initialised is not None:
-            self.initialised[offset : offset + size] = 1
-        if self.shadow is not None:
-            self.shadow.on_write(slice(offset // 4, (offset + size + 3) // 4), access)
+            self.initialised[place] = 1
+        if isinstance(self.shadow, Shadow):
+            self.shadow.on_write(cells, access)
 
     def read_at(self, offsets: Array, unit: int, access: Access) -> Array:
         """Return `offsets.shape + (unit,)` bytes; offsets are multiples of `unit` (1 to 16)."""
@@ -164,7 +182,7 @@ class Segment:
             if not flags.all():
                 bad = offsets[~flags.all(axis=-1)].ravel()
                 raise self._uninitialised(bad, unit, access)
-        if self.shadow is not None:
+        if self.shadow is not None and self.shadow.is_active:
             self._shadow_units(self.shadow.on_read, offsets, unit, access)
         return values
 
@@ -207,7 +225,7 @@ class Segment:
         if self.initialised is not None and not self.initialised[offset : offset + size].all():
             first = offset + int(np.argmin(self.initialised[offset : offset + size]))
             raise self._uninitialised(np.array([first]), 1, access)
-        if self.shadow is not None:
+        if self.shadow is not None and self.shadow.is_active:
             self.shadow.on_read(slice(offset // 4, (offset + size + 3) // 4), access)
 
     def _check_units(self, offsets: Array, unit: int, access: Access) -> None:
@@ -278,6 +296,10 @@ class Segment:
         )
 
 
+def _are_equal(memory: Array, place: Any, new: Array) -> bool:
+    return np.array_equal(memory[place], new)
+
+
 class GlobalMemory:
     """All global allocations of a launch, by host address."""
 
@@ -305,6 +327,11 @@ class GlobalMemory:
         self._segments.insert(position, Segment(name, "global", flat, address))
         self.keep.append(flat)
         return address
+
+    @property
+    def segments(self) -> list[Segment]:
+        """The allocations, by address."""
+        return self._segments
 
     def find(self, address: int) -> Segment | None:
         """Return the allocation that holds `address`, or None."""

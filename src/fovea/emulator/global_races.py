@@ -1,0 +1,169 @@
+"""Races on global memory: who wrote each word last, and whether a later access knows of it.
+
+Within a cluster the vector clocks of `races.py` decide, proxies included. Between clusters, which
+share no clocks, a stamp does: it grows with every release on global memory (a strong store or an
+atomic), a write is noted under the stamp of its moment, and a strong load or atomic of a place
+tells its cluster of everything before the last release there. That is more than such a pair of
+accesses promises, so an order may be seen where none is, never the reverse.
+
+Lives here: the stamps, the shadow of one allocation, the report. Not here: shared and tensor
+memory (`races.py`), which accesses are strong (`isa/load_store.py`). Not modelled: a write that
+overtakes an earlier read, and accesses that atomics, reductions or strong stores make. Invariant:
+an access that meets a write of equal bytes is no report; the words are not watched after it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fovea.emulator.errors import RaceError
+from fovea.emulator.races import ALL_BYTES, Access
+
+Array = NDArray[Any]
+
+_PLACES = 1 << 16  # released places kept apart; past that all that was released counts for each
+_LIMIT_BYTES = 1 << 28  # larger allocations are not watched: the shadow takes six times as much
+# columns of the shadow: cluster number + 1 (0: nobody wrote), agent, its time, stamp, instruction
+# and the bytes of the word
+_CLUSTER, _AGENT, _TIME, _STAMP, _INSTRUCTION, _BYTES, _COLUMNS = 0, 1, 2, 3, 4, 5, 6
+
+
+class GlobalRaces:
+    """What the clusters of one launch know of each other."""
+
+    __slots__ = ("_floor", "_released", "instructions", "stamp")
+
+    def __init__(self) -> None:
+        self.stamp = 0
+        self._released: dict[int, int] = {}
+        self._floor = 0
+        self.instructions: dict[int, Any] = {}  # those that have written, for reports
+
+    def release(self, address: int) -> None:
+        """Note a release at a place."""
+        self.stamp += 1
+        if len(self._released) >= _PLACES:
+            self._released.clear()
+            self._floor = self.stamp
+        self._released[address] = self.stamp
+
+    def acquire(self, cluster: Any, address: int) -> None:
+        """Tell a cluster what was done before the last release at a place."""
+        known = max(self._released.get(address, 0), self._floor)
+        cluster.known_stamp = max(cluster.known_stamp, known)
+
+    def watch(self, segments: list[Any]) -> None:
+        """Give each writable allocation a fresh shadow."""
+        for segment in segments:
+            is_watched = segment.base % 4 == 0 and not segment.is_read_only
+            if is_watched and len(segment.data) <= _LIMIT_BYTES:
+                segment.shadow = GlobalShadow(self, len(segment.data))
+
+
+class GlobalShadow:
+    """The last plain writer of every word of one allocation."""
+
+    __slots__ = ("_races", "_rows", "_size", "is_active")
+
+    def __init__(self, races: GlobalRaces, size: int):
+        self._races = races
+        self._size = size
+        self._rows: Array = np.zeros((0, _COLUMNS), np.int32)
+        self.is_active = False  # whether anything was written: until then there is nothing to see
+
+    def on_read(self, cells: Any, access: Access, byte_mask: Any = ALL_BYTES) -> None:
+        """Check a read of words.
+
+        Raises:
+            RaceError: their last write is not ordered before it.
+        """
+        if self.is_active and not access.is_strong:
+            late = self._late(cells, access, byte_mask)
+            if late is not None:
+                self._report(cells, late, access, "read")
+
+    def on_write(
+        self,
+        cells: Any,
+        access: Access,
+        byte_mask: Any = ALL_BYTES,
+        is_unchanged: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Check and note a write of words that is about to happen.
+
+        Args:
+            cells: the words.
+            access: who writes.
+            byte_mask: which bytes of each word.
+            is_unchanged: returns whether the bytes are there already.
+
+        Raises:
+            RaceError: the last write is not ordered before it and left other bytes.
+        """
+        if access.is_strong:
+            return
+        if not self.is_active:
+            self._rows = np.zeros((-(-self._size // 4), _COLUMNS), np.int32)
+            self.is_active = True
+        late = self._late(cells, access, byte_mask)
+        if late is not None:
+            if is_unchanged():
+                self._rows[cells] = 0
+                return
+            self._report(cells, late, access, "write")
+        instruction = access.instruction
+        self._races.instructions[instruction.index] = instruction
+        cluster = access.warp.cta.cluster.number + 1
+        row = (cluster, access.agent, access.time, self._races.stamp, instruction.index, ALL_BYTES)
+        self._rows[cells] = row
+        if not isinstance(byte_mask, int):
+            self._rows[cells, _BYTES] = byte_mask
+
+    def _late(self, cells: Any, access: Access, byte_mask: Any) -> Array | None:
+        """Return which words were last written by somebody the access does not know of."""
+        rows = self._rows[cells]
+        owners = rows[..., _CLUSTER]
+        if not owners.any():
+            return None
+        cluster = access.warp.cta.cluster
+        is_own = owners == cluster.number + 1
+        clock, agents, times = access.clock, rows[..., _AGENT], rows[..., _TIME]
+        known = clock.seen
+        if access.is_async:
+            known = np.where(cluster.notes.is_generic, clock.fenced, clock.seen)
+        late = is_own & (times > known[agents])
+        late &= (agents != access.agent) | (times != access.time)
+        late |= (owners != 0) & ~is_own & (rows[..., _STAMP] >= cluster.known_stamp)
+        late &= rows[..., _BYTES] & byte_mask != 0
+        return late if late.any() else None
+
+    def _report(self, cells: Any, late: Array, access: Access, what: str) -> None:
+        position = int(np.argmax(late))
+        row = self._rows[cells].reshape(-1, _COLUMNS)[position]
+        first = cells.start + position if isinstance(cells, slice) else None
+        cell = int(np.ravel(cells)[position]) if first is None else first
+        cluster = access.warp.cta.cluster
+        other = self._describe(row, cluster)
+        rule = "no barrier, phase or wait orders the two accesses"
+        is_own = row[_CLUSTER] == cluster.number + 1
+        if is_own and access.is_async and row[_TIME] <= access.clock.seen[row[_AGENT]]:
+            rule = "a generic write needs fence.proxy.async before the async proxy may touch it"
+        elif not is_own:
+            rule = "no release and acquire on global memory order the two clusters"
+        raise RaceError(
+            f"race: {what} by {access.describe()} of global memory last written by {other}; {rule}",
+            access.warp.where(access.instruction, address=4 * cell, space="allocation offset"),
+            other,
+            rule,
+            other,
+        )
+
+    def _describe(self, row: Array, cluster: Any) -> str:
+        place = self._races.instructions[int(row[_INSTRUCTION])]
+        text = f"PTX line {place.line} `{place.text}`, cluster {int(row[_CLUSTER]) - 1}"
+        agent, warps = int(row[_AGENT]), cluster.warps_per_cta
+        if agent < warps * len(cluster.ctas):
+            text += f" CTA {agent // warps} warp {agent % warps}"
+        return text
