@@ -14,7 +14,7 @@ from fovea.api import (
     flex_attention,
     precompile,
 )
-from fovea.errors import FoveaError, FoveaWarning, TraceError, UnsupportedError
+from fovea.errors import FoveaError, FoveaWarning, GatherError, TraceError, UnsupportedError
 from fovea.tiling.block_mask import create_block_mask
 from fovea.version import __version__
 
@@ -24,6 +24,7 @@ __all__ = [
     "Explanation",
     "FoveaError",
     "FoveaWarning",
+    "GatherError",
     "TraceError",
     "UnsupportedError",
     "__version__",

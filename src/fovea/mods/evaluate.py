@@ -267,12 +267,17 @@ def _load(capture: int, index: list[Tensor], around: Surroundings) -> Tensor:
 
 
 def is_checked(index: Tensor) -> bool:
-    """Return whether gathers at positions like `index` are looked at: on a CPU always.
+    """Return whether contents of tensors like `index` are looked at: on a CPU always.
 
     Elsewhere that would wait for the device, so it is for FOVEA_CHECK=1. Where values cannot be
     read (fake tensors, transforms, tracing) nothing is checked.
     """
-    if type(index) is not Tensor or index.is_meta or _has_transform() or _is_tracing():
+    if (
+        type(index) not in (Tensor, torch.nn.Parameter)
+        or index.is_meta
+        or _has_transform()
+        or _is_tracing()
+    ):
         return False
     return index.is_cpu or env.check()
 
@@ -319,16 +324,21 @@ def _check_range(
     outside = ((numbers < -extent) | (numbers >= extent)) & around.check
     if bool(outside.any()):
         worst = numbers.expand(outside.shape)[outside][0].item()
-        where = f" (mod at {around.source})" if around.source else ""
-        raise GatherError(
-            invalid(
-                f"index into dimension {dimension} of a captured tensor of shape "
-                f"{tuple(tensor.shape)}{where}",
-                worst,
-                f"{-extent}..{extent - 1} wherever the mask shows the position",
-                "clamp the index in the mod, or capture a larger tensor",
-            )
+        raise out_of_range(int(worst), dimension, tensor, around.source)
+
+
+def out_of_range(index: int, dimension: int, tensor: Tensor, source: str) -> GatherError:
+    """Return the error for an index that leaves its dimension of a captured tensor."""
+    extent = tensor.shape[dimension]
+    return GatherError(
+        invalid(
+            f"index into dimension {dimension} of a captured tensor of shape {tuple(tensor.shape)}"
+            f"{f' (mod at {source})' if source else ''}",
+            index,
+            f"{-extent}..{extent - 1} wherever the mask shows the position",
+            "clamp the index in the mod, or capture a larger tensor",
         )
+    )
 
 
 # and, or, xor and not of torch's bitwise family are logical on bool tensors

@@ -1,17 +1,26 @@
 """Gathers of a mod whose reach is known without its tensors: indices by b, h, q_idx or kv_idx.
 
 Lives here: which indices of a graph are a monotone function of one position and numbers, and the
-values they take at its ends. Not here: what reach is allowed (`problem/gathers.py`), indices that
-depend on contents (`evaluate.py` checks those where it runs). Invariant: the values returned are
-taken by the mod itself at these ends, so one outside its tensor is a fact and not a suspicion.
+test of the values they take at its ends. Not here: how far a call's positions reach
+(`problem/gathers.py`), indices that depend on contents (`evaluate.py` checks those where it runs).
+Invariant: the mod itself takes the values judged here, so one outside its tensor is a fact.
 """
 
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from fovea.errors import GatherError, invalid
 from fovea.mods.graph import Graph, Node
+from fovea.mods.trace import TracedMod
 
+Reach = tuple[int, int]  # first and last value of a position
+_MEANING = {
+    "b": "the batch is {}",
+    "h": "there are {} query heads",
+    "q_idx": "queries run to {}",
+    "kv_idx": "keys run to {}",
+}
 _POSITIONS = frozenset({"b", "h", "q_idx", "kv_idx"})
 _MONOTONE = frozenset({"add", "sub", "mul", "floordiv", "minimum", "maximum"})
 
@@ -106,3 +115,25 @@ def index_at(
             return -a
         case _:
             return a
+
+
+def check_reach(name: str, mod: TracedMod, gather: Gather, reach: Reach) -> None:
+    """Raise GatherError unless an index stays inside its tensor at both ends of its position."""
+    tensor = mod.captures[gather.capture]
+    extent = tensor.shape[gather.dimension]
+    for position in reach:
+        index = index_at(mod.graph, gather.node, position, mod.scalars)
+        if index is None or -extent <= index < extent:
+            continue
+        last = reach[1]
+        where = f" ({mod.source})" if mod.source else ""
+        what = _MEANING[gather.position].format(last + (gather.position in ("b", "h")))
+        raise GatherError(
+            invalid(
+                f"index into dimension {gather.dimension} of a tensor of shape "
+                f"{tuple(tensor.shape)} captured by {name}{where}",
+                f"{index} at {gather.position}={position}",
+                f"{-extent} to {extent - 1}; {what}",
+                "capture a tensor that covers every position, or clamp the index in the mod",
+            )
+        )

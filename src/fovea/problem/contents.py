@@ -1,7 +1,8 @@
-"""Checks that read tensor contents, and so wait for the device.
+"""Checks that read tensor contents, and so wait for the device where that is no CPU.
 
-Lives here: what FOVEA_CHECK=1 looks at before a backend runs. Not here: whether it is asked for
-(`dispatch.py`); gathers of a mod out of range, which are checked where the mod is evaluated.
+Lives here: what is looked at before a backend runs, on a CPU always and elsewhere under
+FOVEA_CHECK=1. Not here: whether it is asked for (`dispatch.py`); gathers of a mod out of range, which are
+checked where the mod is evaluated.
 Invariant: a problem that passes leads no backend out of bounds.
 """
 
@@ -9,12 +10,18 @@ import torch
 from torch import Tensor
 
 from fovea.errors import invalid
+from fovea.mods.evaluate import is_checked
 from fovea.problem.value import AttentionProblem, Varlen
 from fovea.tiling.paged_kv import check_pages
 
 
 def check_contents(problem: AttentionProblem) -> None:
-    """Raise ValueError unless block lists, sequence bounds and page tables lie in range."""
+    """Raise ValueError unless block lists, sequence bounds and page tables lie in range.
+
+    Nothing is read where it cannot be (fake tensors, transforms).
+    """
+    if not is_checked(problem.q):
+        return
     if problem.block_lists is not None:
         problem.block_lists.check_contents()
     varlen = problem.varlen

@@ -9,21 +9,12 @@ neither band nor, for a score_mod, another mask may hide.
 from typing import cast
 
 import torch
-from torch import Tensor
 
-from fovea.errors import GatherError, invalid
-from fovea.mods.gathers import Gather, direct_gathers, index_at
+from fovea.errors import invalid
+from fovea.mods.gathers import Reach, check_reach, direct_gathers
 from fovea.mods.trace import TracedMod
 from fovea.problem.value import AttentionProblem
 from fovea.tiling.bounds import Band
-
-Range = tuple[int, int]  # first and last value of a position
-_MEANING = {
-    "b": "the batch of this call is {}",
-    "h": "this call has {} query heads",
-    "q_idx": "queries run to {}",
-    "kv_idx": "keys run to {}",
-}
 
 
 def check_gathers(problem: AttentionProblem) -> None:
@@ -68,29 +59,7 @@ def _check_mod(name: str, mod: TracedMod, problem: AttentionProblem, *, is_open:
             continue
         reach = _range(problem, gather.position, is_open=is_open)
         if reach is not None:
-            check_gather(name, mod, gather, reach)
-
-
-def check_gather(name: str, mod: TracedMod, gather: Gather, reach: Range) -> None:
-    """Raise GatherError unless an index stays inside its tensor at both ends of its position."""
-    tensor: Tensor = mod.captures[gather.capture]
-    extent = tensor.shape[gather.dimension]
-    for position in reach:
-        index = index_at(mod.graph, gather.node, position, mod.scalars)
-        if index is None or -extent <= index < extent:
-            continue
-        last = reach[1]
-        where = f" ({mod.source})" if mod.source else ""
-        what = _MEANING[gather.position].format(last + (gather.position in ("b", "h")))
-        raise GatherError(
-            invalid(
-                f"index into dimension {gather.dimension} of a tensor of shape "
-                f"{tuple(tensor.shape)} captured by {name}{where}",
-                f"{index} at {gather.position}={position}",
-                f"{-extent} to {extent - 1}; {what}",
-                "capture a tensor that covers every position, or clamp the index in the mod",
-            )
-        )
+            check_reach(name, mod, gather, reach)
 
 
 def _size(problem: AttentionProblem, position: str) -> int:
@@ -105,7 +74,7 @@ def _size(problem: AttentionProblem, position: str) -> int:
             return problem.seqlen_kv
 
 
-def _range(problem: AttentionProblem, position: str, *, is_open: bool) -> Range | None:
+def _range(problem: AttentionProblem, position: str, *, is_open: bool) -> Reach | None:
     """Return the values of a position that the mod is sure to be asked for; None for none."""
     if problem.q.numel() == 0 or problem.k.numel() == 0:
         return None
@@ -123,4 +92,4 @@ def _range(problem: AttentionProblem, position: str, *, is_open: bool) -> Range 
         found = band.first_query(0), band.end_query(seqlen_kv - 1, seqlen_q) - 1
     else:
         found = band.first_key(0), band.end_key(seqlen_q - 1, seqlen_kv) - 1
-    return cast(Range, found) if found[0] <= found[1] else None
+    return cast(Reach, found) if found[0] <= found[1] else None

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fovea.errors import invalid
-from fovea.mods.evaluate import Positions, evaluate
+from fovea.mods.evaluate import Positions, evaluate, is_checked
+from fovea.mods.gathers import check_reach, direct_gathers
 from fovea.mods.trace import TracedMod, trace_mask_mod
 from fovea.tiling.block_lists import BlockLists
 from fovea.tiling.block_states import BlockGrid, Boxes, block_states
@@ -56,6 +57,8 @@ def create_block_mask(
     Raises:
         TraceError: the mask cannot be traced; the text names the line.
         ValueError: a size is not valid, or captured tensors lie on another device.
+        GatherError: the mask indexes a captured tensor beyond its end: found from the sizes alone
+            where an index is a position, on a CPU or under FOVEA_CHECK=1 everywhere.
     """
     if torch.compiler.is_dynamo_compiling():
         # What is evaluated depends on data, so this ends a graph and runs between two.
@@ -83,6 +86,10 @@ def _build(
     mask = trace_mask_mod(mask_mod, place)
     if place is None:
         place = _default_device(mask)
+    if batch * heads * seqlen_q * seqlen_kv > 0:
+        ends = {"b": batch - 1, "h": heads - 1, "q_idx": seqlen_q - 1, "kv_idx": seqlen_kv - 1}
+        for gather in direct_gathers(mask.graph):
+            check_reach("mask_mod", mask, gather, (0, ends[gather.position]))
     with torch.no_grad():
         program = TracedProgram(mask, place)
         grid = BlockGrid(
@@ -110,7 +117,9 @@ class TracedProgram:
     def __init__(self, mask: TracedMod, device: torch.device) -> None:
         self._mask = mask
         self._captures = tuple(_on_device(tensor, device, mask) for tensor in mask.captures)
-        self._intervals = MaskIntervals(mask.graph, self._captures, mask.scalars, device)
+        self._intervals = MaskIntervals(
+            mask.graph, self._captures, mask.scalars, device, mask.source
+        )
         self.width = self._intervals.width
 
     def reads(self, name: str) -> bool:
@@ -128,6 +137,8 @@ class TracedProgram:
             Positions(b=b, h=h, q_idx=q_idx, kv_idx=kv_idx),
             captures=self._captures,
             scalars=self._mask.scalars,
+            check=torch.ones_like(q_idx, dtype=torch.bool) if is_checked(q_idx) else None,
+            source=self._mask.source,
         )
 
 

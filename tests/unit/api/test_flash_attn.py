@@ -257,8 +257,7 @@ def test_window_size_that_is_no_pair_raises_type_error(window_size):
     [([3, 14], [0, 1], "seqused_kv"), ([-3, 4], [0, 1], "seqused_kv"), ([3, 4], [-1, 1], "page")],
     ids=["too long", "negative length", "negative page"],
 )
-def test_kvcache_checks_before_it_writes(monkeypatch, lengths, pages, message):
-    monkeypatch.setenv("FOVEA_CHECK", "1")
+def test_kvcache_checks_before_it_writes(lengths, pages, message):
     q, k, v = make(seqlen_k=5)
     cache = torch.zeros(2, 16, 2, 8, dtype=torch.float64)
     with pytest.raises(ValueError, match=message):

@@ -101,16 +101,14 @@ def _varlen(cu_q, cu_kv, **options):
         ([0, 4, 9], r"cu_seqlens_q.*9"),
     ],
 )
-def test_bad_contents_of_cu_seqlens_raise_under_check(monkeypatch, cu_seqlens, match):
-    monkeypatch.setenv("FOVEA_CHECK", "1")
+def test_bad_contents_of_cu_seqlens_raise(cu_seqlens, match):
     bad = torch.tensor(cu_seqlens, dtype=torch.int32)
     good = cumulative([8] + [0] * (len(cu_seqlens) - 2))
     with pytest.raises(ValueError, match=match):
         _varlen(bad, good)
 
 
-def test_max_seqlen_too_small_raises_under_check(monkeypatch):
-    monkeypatch.setenv("FOVEA_CHECK", "1")
+def test_max_seqlen_too_small_raises():
     q, k, v = dense_qkv(Shape(batch=1, seqlen_q=8))
     cu_seqlens = cumulative([8])
     with pytest.raises(ValueError, match=r"max_seqlen_q.*7"):
@@ -123,7 +121,7 @@ def test_cu_seqlens_of_a_wrong_dtype_raises(dtype):
         _varlen(cumulative([8]).to(dtype), cumulative([8]))
 
 
-def test_gather_out_of_range_at_a_visible_position_raises_under_check(monkeypatch):
+def test_gather_out_of_range_at_a_visible_position_raises():
     table = torch.zeros(10)
     q, k, v = dense_qkv(SHAPE)
 
@@ -132,8 +130,6 @@ def test_gather_out_of_range_at_a_visible_position_raises_under_check(monkeypatc
             q, k, v, score_mod=lambda s, b, h, q_idx, kv_idx: s + table[kv_idx], **options
         )
 
-    call()
-    monkeypatch.setenv("FOVEA_CHECK", "1")
     with pytest.raises(IndexError, match=r"\(10,\).*test_rule_12_errors.py"):
         call()
     call(mask_mod=lambda b, h, q_idx, kv_idx: kv_idx < 10)
