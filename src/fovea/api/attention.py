@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fovea.api.nested import attention_jagged, is_jagged
 from fovea.errors import invalid
-from fovea.ops import attend, attend_again
+from fovea.ops import attend
 from fovea.problem import (
     ForwardResult,
     Request,
@@ -129,19 +129,25 @@ def attention(
         TypeError, ValueError: wrong input.
         UnsupportedError: right input that the named backend lacks.
     """
-    options = (
-        *(causal, window, score_mod, mask_mod, block_mask, softcap, sink, scale, deterministic),
-        *_wanted(return_aux),
+    wants_lse, wants_max_score = _wanted(return_aux)
+    request = Request(
+        causal,
+        window,
+        score_mod,
+        mask_mod,
+        block_mask,
+        softcap,
+        sink,
+        scale,
+        deterministic,
+        wants_lse,
+        wants_max_score,
     )
-    passed = (q, k, v, options, backend)
-    # Under torch.compile nothing is looked up: a graph is made once.
-    result = None if torch.compiler.is_compiling() else attend_again(passed)
-    if result is None:
-        if is_jagged(q, k, v):
-            result = attention_jagged(q, k, v, Request(*options), backend)
-        else:
-            problem = make_dense(*autocast(q, k, v), Request(*options))
-            result = attend(problem, backend, passed)
+    if is_jagged(q, k, v):
+        result = attention_jagged(q, k, v, request, backend)
+    else:
+        q, k, v = autocast(q, k, v)
+        result = attend(make_dense(q, k, v, request), backend)
     return result.out if return_aux is None else (result.out, _aux(result, return_aux))
 
 
@@ -217,7 +223,7 @@ def attention_varlen(
         int32; page_table: (batch, max_pages) int32; out: (total_q, heads_q, head_dim_v).
 
     Raises:
-        TypeError, ValueError: wrong input; contents of index tensors on a GPU under FOVEA_CHECK=1 only.
+        TypeError, ValueError: wrong input; on a GPU, contents under FOVEA_CHECK=1 only.
         UnsupportedError: right input that the named backend lacks.
     """
     wants_lse, wants_max_score = _wanted(return_aux)

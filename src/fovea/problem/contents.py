@@ -1,7 +1,7 @@
 """Checks that read tensor contents, and so wait for the device where that is no CPU.
 
 Lives here: what is looked at before a backend runs, on a CPU always and elsewhere under
-FOVEA_CHECK=1. Not here: whether it is asked for (`dispatch.py`); gathers of a mod out of range, which are
+FOVEA_CHECK=1. Not here: whether it is asked for (`dispatch.py`); gathers of a mod, which are
 checked where the mod is evaluated.
 Invariant: a problem that passes leads no backend out of bounds.
 """

@@ -43,7 +43,7 @@ def test_capture_too_short_raises_from_shapes_alone(name):
     # On a meta device the captured tensors stay where they are.
     with pytest.raises(GatherError, match=text):
         explain_on_meta(**options)
-    with pytest.raises(ValueError, match="allowed: .*capture a tensor that covers"):
+    with pytest.raises(ValueError, match=r"allowed: .*capture a tensor that covers"):
         fovea.attention(*dense_qkv(SHAPE), **options)
 
 

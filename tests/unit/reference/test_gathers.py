@@ -1,4 +1,4 @@
-"""The check of gathers that stands in for kernels agrees with what the reference does as it runs."""
+"""The check of gathers that stands in for kernels agrees with the reference's own."""
 
 import pytest
 import torch
