@@ -1,43 +1,59 @@
-"""Python overhead of a warm call above its backend, without and with grad recorded.
+"""Python overhead of a warm call above its raw launch, without and with grad recorded.
 
-The backend is replaced by one that returns ready tensors, so that what is left is fovea: argument
-checks, tracing of mods, the choice of a backend, autograd. Figures are medians over batches of
-calls, less the time of the bare backend. Run: `python benchmarks/bench_overhead.py`.
+Needs no GPU: CPU tensors pose as a GPU's, and a launcher that does nothing takes the arguments of a
+real one. So all of fovea is timed (recognising the call, reading mods and block masks, outputs,
+arguments, autograd), with torch's CPU allocator in the place of its CUDA one. Figures are medians
+over batches of calls, less the time of the launcher with ready arguments.
+`scripts/gpu/measure_overhead.py` measures the same on a GPU. Run: `python -m
+benchmarks.bench_overhead`.
 """
 
 import statistics
 import time
-from collections.abc import Callable
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
 
 import torch
 
 import fovea
 from fovea import dispatch
-from fovea.problem import AttentionProblem, ForwardResult
+from fovea.arch import SM90
+from fovea.ops import warm
+from fovea.problem import Request, make_dense
+from fovea.runtime import cuda, stream_memory
 
 BUDGET_US = {"no grad": 25.0, "grad recorded": 45.0}
 BATCHES, CALLS = 41, 200
+_SHAPE = (1, 256, 4, 128)
+_CHOICE = dispatch.Choice("cuda", "posing as a GPU", "reference", SM90)
 
 
-def ready(result: ForwardResult) -> ForwardResult:
-    """Return new tensors over ready memory, as autograd wants outputs to be."""
-    return ForwardResult(result.out.detach(), result.lse.detach(), None)
+def launcher(*arguments: Any) -> None:
+    """Take what a kernel's launcher takes."""
 
 
 @contextmanager
-def ready_backend(result: ForwardResult):
-    """Put a backend that only returns `result` in the place of the reference."""
-    original = dispatch._forward
-
-    def forward(problem: AttentionProblem, choice: dispatch.Choice) -> ForwardResult:
-        return ready(result)
-
-    dispatch._forward = forward
-    try:
+def posing_gpu(launch: Callable[..., Any] = launcher) -> Iterator[None]:
+    """Let CPU tensors go the way of CUDA tensors, to `launch` instead of a compiled launcher."""
+    places: list[tuple[Any, str, Any]] = [
+        (dispatch, "choose", lambda problem, backend: _CHOICE),
+        (cuda, "arch_of", lambda device: SM90),
+        (cuda, "_launcher", lambda plan, arch, device: launch),
+        (cuda, "_num_sms", lambda device: 132),
+        (stream_memory, "_current_device", lambda: None),
+        (stream_memory, "_current_stream", lambda index: 0),
+        (stream_memory, "_is_capturing", lambda: False),
+    ]
+    with ExitStack() as stack:
+        for where, name, stand_in in places:
+            stack.enter_context(mock.patch.object(where, name, stand_in))
+        for table in (cuda._launches, stream_memory._memories):
+            stack.enter_context(mock.patch.dict(table, clear=True))
+        warm.clear()
         yield
-    finally:
-        dispatch._forward = original
+    warm.clear()
 
 
 def median_us(call: Callable[[], object]) -> float:
@@ -54,13 +70,16 @@ def median_us(call: Callable[[], object]) -> float:
     return 1e6 * statistics.median(times)
 
 
-def cases() -> dict[str, dict]:
+def cases() -> dict[str, dict[str, Any]]:
     """Return keyword arguments by name of the case."""
     slopes = torch.rand(16)
-    width = 1024
+    slope, width = 0.05, 100
 
     def alibi(score, b, h, q_idx, kv_idx):
         return score + slopes[h] * (kv_idx - q_idx)
+
+    def distance(score, b, h, q_idx, kv_idx):
+        return score + slope * (kv_idx - q_idx)
 
     def sliding(b, h, q_idx, kv_idx):
         return (q_idx - kv_idx).abs() <= width
@@ -71,6 +90,7 @@ def cases() -> dict[str, dict]:
         "causal": {"causal": True},
         "window, softcap": {"causal": True, "window": (1024, 0), "softcap": 30.0},
         "score_mod": {"score_mod": alibi},
+        "captured float": {"score_mod": distance},
         "score_mod, mask_mod": {"score_mod": alibi, "mask_mod": sliding},
         "block_mask": {"block_mask": block_mask},
     }
@@ -79,20 +99,20 @@ def cases() -> dict[str, dict]:
 def main() -> None:
     """Print one row a case, and whether it keeps to the budget."""
     torch.set_num_threads(1)
-    q = torch.randn(1, 256, 16, 64)
-    out, lse = torch.empty_like(q), torch.empty(1, 16, 256)
-    result = ForwardResult(out, lse, None)
-    bare = median_us(lambda: ready(result))
+    q = torch.randn(_SHAPE, dtype=torch.bfloat16)
     budget = ", ".join(f"{name} {limit:.0f}" for name, limit in BUDGET_US.items())
-    with ready_backend(result):
+    with posing_gpu():
         print(f"{'case':24}{'no grad':>12}{'grad recorded':>16}   us; budget: {budget}")
         for name, keywords in cases().items():
+            take, arguments = cuda.arguments_of(make_dense(q, q, q, Request(**keywords)))
+            raw = median_us(lambda take=take, arguments=arguments: take(*arguments))
             row = []
             for needs_grad in (False, True):
                 q.requires_grad_(needs_grad)
                 row.append(
-                    median_us(lambda keywords=keywords: fovea.attention(q, q, q, **keywords)) - bare
+                    median_us(lambda keywords=keywords: fovea.attention(q, q, q, **keywords)) - raw
                 )
+            q.requires_grad_(False)
             print(f"{name:24}{row[0]:12.1f}{row[1]:16.1f}")
 
 

@@ -93,7 +93,7 @@ def raw_launch(case: str) -> Callable[[], object]:
     """Return the bare launch of a case."""
     from fovea.runtime import cuda
 
-    launcher, arguments = cuda.launch_of(problem_of(case, _SMALL, "cuda"))
+    launcher, arguments = cuda.arguments_of(problem_of(case, _SMALL, "cuda"))
     return lambda: launcher(*arguments)
 
 

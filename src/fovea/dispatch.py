@@ -7,6 +7,7 @@ backend that the caller named either runs the forward or raises; `backend=None` 
 
 import importlib.util
 import warnings
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache
@@ -25,7 +26,11 @@ from fovea.problem import (
     Gradients,
     check_contents,
 )
+from fovea.problem.parts import Numbers
 from fovea.reference import gathers, tiled_backward, tiled_forward
+
+# (tensors, numbers, keeps_lse) -> results; see `problem.parts` and `ops.eager.run`.
+Launch = Callable[[Sequence[Tensor | None], Numbers, bool], ForwardResult]
 
 _EMULATORS = {f"emulator:{name}": name for name in ARCHS}
 BACKENDS = ("reference", "cuda", *_EMULATORS)
@@ -122,6 +127,19 @@ def forward(problem: AttentionProblem, choice: Choice) -> ForwardResult:
         with _without_autocast(problem.q.device.type):
             return _forward(problem, choice)
     return _forward(problem, choice)
+
+
+def launch_of(problem: AttentionProblem, choice: Choice) -> Launch | None:
+    """Return what runs calls with this layout, these features and mods without their problem.
+
+    None where there is no such thing: on backends that are slow anyway, for a problem that needs no
+    kernel, and where every call has to warn.
+    """
+    if choice.backend != "cuda" or choice.is_nondeterministic:
+        return None
+    from fovea.runtime import cuda
+
+    return cuda.launch_of(problem)
 
 
 def backward(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fovea.api.nested import attention_jagged, is_jagged
 from fovea.errors import invalid
-from fovea.ops import attend
+from fovea.ops import attend, attend_again
 from fovea.problem import (
     ForwardResult,
     Request,
@@ -129,25 +129,19 @@ def attention(
         TypeError, ValueError: wrong input.
         UnsupportedError: right input that the named backend lacks.
     """
-    wants_lse, wants_max_score = _wanted(return_aux)
-    request = Request(
-        causal,
-        window,
-        score_mod,
-        mask_mod,
-        block_mask,
-        softcap,
-        sink,
-        scale,
-        deterministic,
-        wants_lse,
-        wants_max_score,
+    options = (
+        *(causal, window, score_mod, mask_mod, block_mask, softcap, sink, scale, deterministic),
+        *_wanted(return_aux),
     )
-    if is_jagged(q, k, v):
-        result = attention_jagged(q, k, v, request, backend)
-    else:
-        q, k, v = autocast(q, k, v)
-        result = attend(make_dense(q, k, v, request), backend)
+    passed = (q, k, v, options, backend)
+    # Under torch.compile nothing is looked up: a graph is made once.
+    result = None if torch.compiler.is_compiling() else attend_again(passed)
+    if result is None:
+        if is_jagged(q, k, v):
+            result = attention_jagged(q, k, v, Request(*options), backend)
+        else:
+            problem = make_dense(*autocast(q, k, v), Request(*options))
+            result = attend(problem, backend, passed)
     return result.out if return_aux is None else (result.out, _aux(result, return_aux))
 
 

@@ -6,5 +6,7 @@ them (`watchers.py`).
 """
 
 from fovea.ops.call import attend
+from fovea.ops.warm import Passed
+from fovea.ops.warm import attend as attend_again
 
-__all__ = ["attend"]
+__all__ = ["Passed", "attend", "attend_again"]

@@ -1,26 +1,37 @@
-"""One attention call: the quick eager path, or the operators.
+"""One checked attention call: the quick eager path, or the operators.
 
-Lives here: which of the two. Invariant: both give the same results and the same gradients.
+Lives here: which of the two. Not here: calls that need no check any more (`warm.py`). Invariant:
+both give the same results and the same gradients.
 """
 
 import torch
 
 from fovea import dispatch
 from fovea.errors import UnsupportedError
-from fovea.ops import eager, library, watchers
+from fovea.ops import eager, library, warm, watchers
 from fovea.ops.functions import Attention
 from fovea.ops.program import pack
 from fovea.problem import AttentionProblem, ForwardResult
+from fovea.problem.parts import tensors_of
 
 _has_transform = torch._C._are_functorch_transforms_active  # pyright: ignore[reportPrivateUsage]
 
 
-def attend(problem: AttentionProblem, backend: str | None) -> ForwardResult:
-    """Run a problem, recorded by autograd where a gradient is needed."""
-    if not torch.compiler.is_compiling():
-        tensors = eager.tensors_of(problem)
-        if eager.is_plain(tensors):
-            return eager.attend(problem, dispatch.choose(problem, backend), tensors)
+def attend(
+    problem: AttentionProblem, backend: str | None, passed: warm.Passed | None = None
+) -> ForwardResult:
+    """Run a problem, recorded by autograd where a gradient is needed.
+
+    Args:
+        problem: the call.
+        backend: its name, or None to choose.
+        passed: the call as the user made it, to be recognised by `warm.attend` next time.
+    """
+    if not torch.compiler.is_compiling() and eager.is_plain(tensors_of(problem)):
+        result, call = eager.attend_problem(problem, dispatch.choose(problem, backend))
+        if passed is not None:
+            warm.remember(passed, problem, call)
+        return result
     packed = pack(problem, dispatch.check_backend(backend))
     watchers.register()
     if torch.compiler.is_compiling():

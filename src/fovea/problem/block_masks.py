@@ -5,8 +5,9 @@ Lives here: one table from live BlockMask objects to their validated lists. Not 
 tensors and sizes that were validated; tensor contents may change freely.
 """
 
+import itertools
 import weakref
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -17,9 +18,32 @@ _FIELDS = (
     *("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"),
     *("q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices"),
 )
+_LAYOUT_LIMIT = 4096
 
-type_of_entry = tuple[weakref.ref[Any], tuple[Tensor | None, ...], tuple[Any, ...], BlockLists]
-_entries: dict[int, type_of_entry] = {}
+
+class KnownLists(NamedTuple):
+    """Validated lists, their tensors, and a number for all that is not contents.
+
+    Two masks have the same `layout` exactly if shapes, sizes and devices are the same.
+    """
+
+    lists: BlockLists
+    tensors: tuple[Tensor | None, ...]
+    layout: int
+
+
+class _Entry(NamedTuple):
+    reference: weakref.ref[Any]
+    fields: tuple[Tensor | None, ...]
+    shape: torch.Size  # of the indices: a tensor may be resized in place
+    seq_lengths: object
+    block_size: object
+    known: KnownLists
+
+
+_entries: dict[int, _Entry] = {}
+_layouts: dict[tuple[Any, ...], int] = {}
+_next_layout = itertools.count()
 
 
 def known_lists(block_mask: object) -> BlockLists:
@@ -30,24 +54,42 @@ def known_lists(block_mask: object) -> BlockLists:
     """
     if torch.compiler.is_compiling():
         return BlockLists.from_torch(block_mask)
-    key = id(block_mask)
-    entry = _entries.get(key)
-    if entry is not None and entry[0]() is block_mask:
-        mask = cast(Any, block_mask)
-        for name, tensor in zip(_FIELDS, entry[1], strict=True):
-            if getattr(mask, name) is not tensor:
-                break
-        else:
-            if (mask.seq_lengths, mask.BLOCK_SIZE) == entry[2]:
-                return entry[3]
-    return _remember(key, block_mask)
+    known = recall(block_mask)
+    return _remember(id(block_mask), block_mask) if known is None else known.lists
+
+
+def recall(block_mask: object) -> KnownLists | None:
+    """Return the lists of a mask that was validated and has not changed since."""
+    entry = _entries.get(id(block_mask))
+    if entry is None or entry.reference() is not block_mask:
+        return None
+    mask = cast(Any, block_mask)
+    fields = entry.fields
+    # One line a field: a loop would take as long as the rest of the call's checks.
+    if (
+        mask.kv_num_blocks is fields[0]
+        and mask.kv_indices is fields[1]
+        and mask.full_kv_num_blocks is fields[2]
+        and mask.full_kv_indices is fields[3]
+        and mask.q_num_blocks is fields[4]
+        and mask.q_indices is fields[5]
+        and mask.full_q_num_blocks is fields[6]
+        and mask.full_q_indices is fields[7]
+        and mask.kv_indices.shape == entry.shape
+        and mask.seq_lengths == entry.seq_lengths
+        and entry.block_size == mask.BLOCK_SIZE
+    ):
+        return entry.known
+    return None
 
 
 def _remember(key: int, block_mask: object) -> BlockLists:
     lists = BlockLists.from_torch(block_mask)
     mask = cast(Any, block_mask)
     fields = tuple(getattr(mask, name) for name in _FIELDS)
-    sizes = (mask.seq_lengths, mask.BLOCK_SIZE)
+    tensors = lists.tensors()
+    if any(one is not other for one, other in zip(fields, tensors, strict=True)):
+        return lists  # converted from int64: a copy, which later contents would not reach
 
     def forget(_: object) -> None:
         _entries.pop(key, None)
@@ -56,5 +98,24 @@ def _remember(key: int, block_mask: object) -> BlockLists:
         reference = weakref.ref(block_mask, forget)
     except TypeError:  # not torch's own class, but one with its fields: validated every time
         return lists
-    _entries[key] = (reference, fields, sizes, lists)
+    _entries[key] = _Entry(
+        reference,
+        fields,
+        mask.kv_indices.shape,
+        mask.seq_lengths,
+        mask.BLOCK_SIZE,
+        KnownLists(lists, tensors, _layout_of(lists)),
+    )
     return lists
+
+
+def _layout_of(lists: BlockLists) -> int:
+    """Return a number that no lists of other shapes, sizes or device have."""
+    layout = (
+        *(None if t is None else (t.shape, t.stride(), t.device) for t in lists.tensors()),
+        *(lists.block_q, lists.block_kv, lists.seqlen_q, lists.seqlen_kv),
+        *(lists.batch, lists.heads),
+    )
+    if len(_layouts) >= _LAYOUT_LIMIT:
+        _layouts.clear()  # numbers are not used again
+    return _layouts.setdefault(layout, next(_next_layout))

@@ -5,21 +5,18 @@ Not here: their compile-time types (`kernels/sm90/forward/entry.py`). Invariant:
 for a device; a tensor is copied only where its layout cannot run as it is.
 """
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fovea.mods.trace import TracedMod
-from fovea.plan.features import ForwardFeatures
 from fovea.plan.numerics import LOG2_E
 from fovea.plan.select import band_of
 from fovea.plan.sm90 import ForwardPlan
-from fovea.problem import AttentionProblem
-from fovea.problem.value import strides_in_order
-from fovea.tiling.block_lists import BlockLists
+from fovea.problem import AttentionProblem, ForwardResult, strides_in_order
+from fovea.problem.parts import Numbers
 from fovea.tiling.order import section_heads
 
 _ALIGNMENT_BYTES = 16  # of base and strides, asked by the copy engine
@@ -28,87 +25,124 @@ _ALIGNMENT_ELEMENTS = 8
 _L2_BYTES = 32 * 1024**2
 
 
-class ForwardCall(NamedTuple):
-    """A launch ready to go, and where its results will be.
+class ForwardLaunch:
+    """Forward launches of one kernel on one layout: everything but tensors and numbers is ready.
 
-    `padded_out` has the head dimension rounded up to whole copies; None where `out` is written
-    itself.
+    `launcher` takes what the kernel's host function does, without the stream. `takes_as_is` says
+    that q, k, v and out need no copy, whatever their addresses are aligned to; `has_plain_captures`
+    the same of captured tensors, whatever their sizes.
     """
 
-    arguments: tuple[Any, ...]
-    out: Tensor
-    padded_out: Tensor | None
-    lse: Tensor
-    max_score: Tensor | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Prepared:
-    """What a launch needs that shapes, strides and features decide; kept between calls.
-
-    `takes_as_is` says that q, k, v and out need no copy, whatever their addresses are aligned to.
-    """
-
-    plan: ForwardPlan
-    integers: tuple[int, int, int, int, int]
-    out_shape: tuple[int, ...]
-    out_strides: tuple[int, ...]
-    lse_shape: tuple[int, ...]
-    takes_as_is: bool
-
-
-def prepare(problem: AttentionProblem, plan: ForwardPlan, num_sms: int) -> Prepared:
-    """Return what calls like this one share."""
-    out_shape = (*problem.q.shape[:-1], problem.head_dim_v)
-    out_strides = strides_in_order(out_shape, problem.q.stride())
-    layouts = [(t.shape, t.stride()) for t in (problem.q, problem.k, problem.v)]
-    return Prepared(
-        plan=plan,
-        integers=_integers(problem, num_sms),
-        out_shape=out_shape,
-        out_strides=out_strides,
-        lse_shape=problem.lse_shape,
-        takes_as_is=all(
-            _is_whole(shape, strides) for shape, strides in (*layouts, (out_shape, out_strides))
-        ),
+    __slots__ = (
+        "device",
+        "dtype",
+        "has_plain_captures",
+        "integers",
+        "is_dynamic",
+        "launcher",
+        "lists",
+        "lse_shape",
+        "lse_strides",
+        "num_captures",
+        "out_shape",
+        "out_strides",
+        "takes_as_is",
+        "wants_max_score",
     )
 
+    def __init__(
+        self,
+        problem: AttentionProblem,
+        plan: ForwardPlan,
+        num_sms: int,
+        launcher: Callable[..., Any],
+    ) -> None:
+        self.launcher = launcher
+        self.device = problem.device
+        self.dtype = problem.dtype
+        self.out_shape = (*problem.q.shape[:-1], problem.head_dim_v)
+        self.out_strides = strides_in_order(self.out_shape, problem.q.stride())
+        self.lse_shape = problem.lse_shape
+        self.lse_strides = strides_in_order(self.lse_shape, (0,) * len(self.lse_shape))
+        layouts = [(t.shape, t.stride()) for t in (problem.q, problem.k, problem.v)]
+        self.takes_as_is = all(
+            _is_whole(shape, strides)
+            for shape, strides in (*layouts, (self.out_shape, self.out_strides))
+        )
+        self.integers = _integers(problem, num_sms)
+        self.is_dynamic = plan.is_dynamic
+        self.wants_max_score = plan.features.max_score
+        mods = (problem.score_mod, problem.mask_mod, problem.block_mask_mod)
+        captures = [tensor for mod in mods if mod is not None for tensor in mod.captures]
+        self.num_captures = len(captures)
+        self.has_plain_captures = all(t.dim() > 0 and t.dtype != torch.bool for t in captures)
+        lists = problem.block_lists
+        self.lists = None if lists is None else (lists.block_q, lists.block_kv // plan.tile_n)
 
-def forward_call(problem: AttentionProblem, prepared: Prepared) -> ForwardCall:
-    """Return the launch of a problem, with fresh outputs."""
-    plan = prepared.plan
-    features = plan.features
-    q, k, v = problem.q, problem.k, problem.v
-    device = q.device
-    out = torch.empty_strided(
-        prepared.out_shape, prepared.out_strides, dtype=q.dtype, device=device
-    )
-    padded_out = None
-    addresses = q.data_ptr() | k.data_ptr() | v.data_ptr() | out.data_ptr()
-    if not prepared.takes_as_is or addresses % _ALIGNMENT_BYTES != 0:
-        q, k, v = (loadable(tensor) for tensor in (q, k, v))
-        if not _is_loadable(out):
-            padded_out = _padded_out(out, v.shape[-1])
-    lse = torch.empty(prepared.lse_shape, dtype=torch.float32, device=device)
-    max_score = torch.empty_like(lse) if features.max_score else None
-    lists = problem.block_lists
-    arguments = (
-        q,
-        k,
-        v,
-        out if padded_out is None else padded_out,
-        lse,
-        max_score,
-        problem.sink.float() if problem.sink is not None else None,
-        # A memset of four bytes, on the stream before the launch.
-        torch.zeros(1, dtype=torch.int32, device=device) if plan.is_dynamic else None,
-        None if lists is None else _list_arguments(lists, plan),
-        _scores(problem),
-        prepared.integers,
-        _captures(problem, features) if features.has_mods else None,
-        _mod_scalars(problem, features) if features.has_mods else None,
-    )
-    return ForwardCall(arguments, out, padded_out, lse, max_score)
+    def __call__(
+        self,
+        tensors: Sequence[Any],
+        numbers: Numbers,
+        lse: Tensor | None = None,
+        counter: Tensor | None = None,
+    ) -> ForwardResult:
+        """Launch on the current stream of the tensors' device.
+
+        Args:
+            tensors, numbers: of the call, as `problem.parts` orders them.
+            lse: where to write it; None allocates it.
+            counter: a zero that no other launch has; None makes one where it is needed.
+        """
+        q, k, v, sink = tensors[0], tensors[1], tensors[2], tensors[3]
+        out = torch.empty_strided(
+            self.out_shape, self.out_strides, dtype=self.dtype, device=self.device
+        )
+        target = out
+        if (
+            not self.takes_as_is
+            or (q.data_ptr() | k.data_ptr() | v.data_ptr() | out.data_ptr()) % _ALIGNMENT_BYTES
+        ):
+            q, k, v = loadable(q), loadable(k), loadable(v)
+            if not _is_loadable(out):
+                target = _padded_out(out, v.shape[-1])
+        if lse is None:
+            lse = self._row_numbers()
+        if counter is None and self.is_dynamic:
+            # A memset of four bytes, on the stream before the launch.
+            counter = torch.zeros(1, dtype=torch.int32, device=self.device)
+        max_score = self._row_numbers() if self.wants_max_score else None
+        softcap, scale, scalars = numbers
+        place = 4 + self.num_captures
+        self.launcher(
+            q,
+            k,
+            v,
+            target,
+            lse,
+            max_score,
+            None if sink is None else sink.float(),
+            counter,
+            None if self.lists is None else (*tensors[place : place + 4], *self.lists),
+            (scale, scale * LOG2_E, 1.0 if softcap is None else softcap),
+            self.integers,
+            self._captures(tensors) if self.num_captures else None,
+            # None, not an empty tuple: the launcher has no type for nothing.
+            (*scalars[0], *scalars[1], *scalars[2]) or None,
+        )
+        if target is not out:
+            out.copy_(target[..., : out.shape[-1]])
+        return ForwardResult(out, lse, max_score)
+
+    def _row_numbers(self) -> Tensor:
+        return torch.empty_strided(
+            self.lse_shape, self.lse_strides, dtype=torch.float32, device=self.device
+        )
+
+    def _captures(self, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
+        captures = tensors[4 : 4 + self.num_captures]
+        if self.has_plain_captures and 0 not in [tensor.numel() for tensor in captures]:
+            return tuple(captures)
+        return tuple([_capture(tensor.detach(), self.device) for tensor in captures])
 
 
 def _is_whole(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
@@ -148,12 +182,6 @@ def _padded_out(out: Tensor, head_dim_v: int) -> Tensor:
     return out.new_empty_strided(shape, strides_in_order(shape, out.stride()))
 
 
-def _scores(problem: AttentionProblem) -> tuple[float, float, float]:
-    scale, softcap = problem.scale, problem.softcap
-    assert not isinstance(scale, Tensor) and not isinstance(softcap, Tensor)
-    return (scale, scale * LOG2_E, 1.0 if softcap is None else softcap)
-
-
 def _integers(problem: AttentionProblem, num_sms: int) -> tuple[int, int, int, int, int]:
     """Return offset, left, right, heads of an L2 section, CTAs."""
     band = band_of(problem)
@@ -172,34 +200,6 @@ def _integers(problem: AttentionProblem, num_sms: int) -> tuple[int, int, int, i
     return (band.offset, left, right, min(section, rows), num_sms)
 
 
-def _list_arguments(lists: BlockLists, plan: ForwardPlan) -> tuple[Any, ...]:
-    """Return the block lists and their block sizes."""
-    return (
-        lists.kv_num_blocks,
-        lists.kv_indices,
-        lists.full_kv_num_blocks,
-        lists.full_kv_indices,
-        lists.block_q,
-        lists.block_kv // plan.tile_n,
-    )
-
-
-def _mods(problem: AttentionProblem, features: ForwardFeatures) -> tuple[TracedMod, ...]:
-    """Return the mods in the order of `features.graphs`."""
-    named = (
-        (features.score_mod, problem.score_mod),
-        (features.mask_mod, problem.mask_mod),
-        (features.block_mask_mod, problem.block_mask_mod),
-    )
-    return tuple(mod for graph, mod in named if graph is not None and mod is not None)
-
-
-def _captures(problem: AttentionProblem, features: ForwardFeatures) -> tuple[Tensor, ...] | None:
-    tensors = [t for mod in _mods(problem, features) for t in mod.captures]
-    device = problem.device
-    return tuple(_capture(tensor.detach(), device) for tensor in tensors) or None
-
-
 def _capture(tensor: Tensor, device: torch.device) -> Tensor:
     """Return a captured tensor as the kernel reads it."""
     tensor = tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
@@ -208,12 +208,9 @@ def _capture(tensor: Tensor, device: torch.device) -> Tensor:
         return torch.zeros([1] * tensor.dim(), dtype=tensor.dtype, device=device)
     if tensor.dim() > 0:
         return tensor
-    # A single number may live on the host, as torch's own operations allow.
-    return tensor.to(device, non_blocking=True).reshape(1)
-
-
-def _mod_scalars(
-    problem: AttentionProblem, features: ForwardFeatures
-) -> tuple[int | float, ...] | None:
-    mods = _mods(problem, features)
-    return tuple(value for mod in mods for value in mod.scalars) or None
+    if tensor.device == device:
+        return tensor.reshape(1)
+    # One number on the host, as torch's own operations allow. Its value goes along as an argument
+    # of a fill: a copy from pageable memory may wait, and a CUDA graph would repeat it from memory
+    # that is gone.
+    return torch.full((1,), tensor.item(), dtype=tensor.dtype, device=device)

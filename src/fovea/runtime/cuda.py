@@ -5,11 +5,13 @@ made (`compile/cache.py`), the order of arguments (`arguments.py`). Invariant: a
 tensors' device and its current stream, and the host never waits for the device.
 """
 
+import copy
 import functools
-from collections.abc import Hashable
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from fovea.arch import Arch, arch_of
 from fovea.compile.cache import get_artifact
@@ -18,55 +20,81 @@ from fovea.compile.variant import ForwardVariant
 from fovea.plan.select import forward_plan, needs_wide_integers
 from fovea.plan.sm90 import ForwardPlan
 from fovea.problem import AttentionProblem, ForwardResult
-from fovea.runtime.arguments import Prepared, forward_call, prepare
+from fovea.problem.parts import Numbers, numbers_of, tensors_of
+from fovea.runtime.arguments import ForwardLaunch
 from fovea.runtime.module import Launcher, load
-from fovea.runtime.trivial import trivial_forward
+from fovea.runtime.stream_memory import stream_memory
+from fovea.runtime.trivial import is_trivial, trivial_forward
 
-
-class _Ready(NamedTuple):
-    """A variant opened on a device, and what calls of one layout share."""
-
-    launcher: Launcher
-    prepared: Prepared
-
-
-# By everything that decides the two. Bounded, since a server may see a new length in every call.
-_ready: dict[tuple[Hashable, ...], _Ready] = {}
-_READY_LIMIT = 4096
+# By everything that decides them. Bounded, since a server may see a new length in every call.
+_launches: dict[tuple[Hashable, ...], ForwardLaunch] = {}
+_LIMIT = 4096
 
 
 def forward(problem: AttentionProblem) -> ForwardResult:
     """Run the forward of a problem that `plan.select.unsupported` has nothing against."""
-    ready = _ready_for(problem)
-    if isinstance(ready, ForwardResult):
-        return ready
-    call = forward_call(problem, ready.prepared)
-    ready.launcher(*call.arguments)
-    if call.padded_out is not None:
-        call.out.copy_(call.padded_out[..., : call.out.shape[-1]])
-    return ForwardResult(call.out, call.lse, call.max_score)
+    launch = _launch(problem)
+    if launch is None:
+        result = trivial_forward(problem)
+        assert result is not None
+        return result
+    return launch(tensors_of(problem), numbers_of(problem))
 
 
-def launch_of(problem: AttentionProblem) -> tuple[Launcher, tuple[Any, ...]]:
+def launch_of(
+    problem: AttentionProblem,
+) -> Callable[[Sequence[Tensor | None], Numbers, bool], ForwardResult] | None:
+    """Return what launches calls like this one, None where they need no kernel.
+
+    It takes (tensors, numbers, keeps_lse); without `keeps_lse` the lse is overwritten by a later
+    launch.
+    """
+    launch = _launch(problem)
+    if launch is None:
+        return None
+    device, lse_shape, is_dynamic = launch.device, launch.lse_shape, launch.is_dynamic
+
+    def run(tensors: Sequence[Tensor | None], numbers: Numbers, keeps_lse: bool) -> ForwardResult:
+        memory = stream_memory(device) if is_dynamic or not keeps_lse else None
+        if memory is None:
+            return launch(tensors, numbers)
+        return launch(
+            tensors,
+            numbers,
+            None if keeps_lse else memory.scratch(lse_shape),
+            memory.counter() if is_dynamic else None,
+        )
+
+    return run
+
+
+def arguments_of(problem: AttentionProblem) -> tuple[Launcher, tuple[Any, ...]]:
     """Return the launcher of a problem that needs one, and ready arguments: for measurements."""
-    ready = _ready_for(problem)
-    assert isinstance(ready, _Ready)
-    return ready.launcher, forward_call(problem, ready.prepared).arguments
+    launch = _launch(problem)
+    assert launch is not None
+    recorded: list[tuple[Any, ...]] = []
+    recorder = copy.copy(launch)
+    recorder.launcher = lambda *arguments: recorded.append(arguments)
+    recorder(tensors_of(problem), numbers_of(problem))
+    return launch.launcher, recorded[0]
 
 
-def _ready_for(problem: AttentionProblem) -> _Ready | ForwardResult:
-    """Return what runs a problem, or its result where that needs no kernel."""
+def _launch(problem: AttentionProblem) -> ForwardLaunch | None:
+    """Return the launch of problems like this one, None where they need no kernel."""
+    if is_trivial(problem):
+        return None
     key = _key(problem)
-    ready = _ready.get(key)
-    if ready is None:
-        trivial = trivial_forward(problem)
-        if trivial is not None:
-            return trivial
-        ready = _make_ready(problem)
-        if len(_ready) >= _READY_LIMIT:
-            _ready.clear()
-        _ready[key] = ready
-    return ready
+    found = _launches.get(key)
+    if found is None:
+        arch = arch_of(problem.device)
+        assert arch is not None, problem.device
+        plan = forward_plan(problem, arch)
+        launcher = _launcher(plan, arch, problem.device)
+        found = ForwardLaunch(problem, plan, _num_sms(problem.device), launcher)
+        if len(_launches) >= _LIMIT:
+            _launches.clear()
+        _launches[key] = found
+    return found
 
 
 def _key(problem: AttentionProblem) -> tuple[Hashable, ...]:
@@ -81,14 +109,6 @@ def _key(problem: AttentionProblem) -> tuple[Hashable, ...]:
         mods != (None, None, None) and needs_wide_integers(problem),
         lists and (lists.block_q, lists.block_kv, lists.full_kv_num_blocks is None),
     )
-
-
-def _make_ready(problem: AttentionProblem) -> _Ready:
-    arch = arch_of(problem.device)
-    assert arch is not None, problem.device
-    plan = forward_plan(problem, arch)
-    launcher = _launcher(plan, arch, problem.device)
-    return _Ready(launcher, prepare(problem, plan, _num_sms(problem.device)))
 
 
 @functools.cache

@@ -15,7 +15,8 @@ from fovea.emulator import Options, Result
 from fovea.plan.select import forward_plan
 from fovea.plan.sm90 import ForwardPlan
 from fovea.problem import AttentionProblem, ForwardResult
-from fovea.runtime.arguments import forward_call, prepare
+from fovea.problem.parts import numbers_of, tensors_of
+from fovea.runtime.arguments import ForwardLaunch
 from fovea.runtime.emulated_module import EmulatedLauncher, load
 from fovea.runtime.trivial import trivial_forward
 
@@ -47,11 +48,12 @@ def emulate(
     if trivial is not None:
         return trivial, ()
     plan = forward_plan(problem, arch)
-    call = forward_call(problem, prepare(problem, plan, num_sms))
-    results = _launcher(plan, arch, options)(*call.arguments)
-    if call.padded_out is not None:
-        call.out.copy_(call.padded_out[..., : call.out.shape[-1]])
-    return ForwardResult(call.out, call.lse, call.max_score), results
+    run = _launcher(plan, arch, options)
+    results: list[Result] = []
+    launch = ForwardLaunch(
+        problem, plan, num_sms, lambda *arguments: results.extend(run(*arguments))
+    )
+    return launch(tensors_of(problem), numbers_of(problem)), tuple(results)
 
 
 @functools.cache

@@ -10,11 +10,16 @@ from torch import Tensor
 from fovea.problem import AttentionProblem, ForwardResult
 
 
-def trivial_forward(problem: AttentionProblem) -> ForwardResult | None:
-    """Return the result of a problem without queries or without keys, None for any other."""
+def is_trivial(problem: AttentionProblem) -> bool:
+    """Return whether a problem has no queries or no keys."""
     has_queries = problem.q.numel() > 0
     has_keys = problem.k.shape[-3] > 0 and problem.k.numel() > 0
-    if has_queries and has_keys and problem.head_dim_v > 0:
+    return not (has_queries and has_keys and problem.head_dim_v > 0)
+
+
+def trivial_forward(problem: AttentionProblem) -> ForwardResult | None:
+    """Return the result of a problem without queries or without keys, None for any other."""
+    if not is_trivial(problem):
         return None
     lse = torch.full(problem.lse_shape, -float("inf"), dtype=torch.float32, device=problem.device)
     max_score: Tensor | None = lse.clone() if problem.wants_max_score else None

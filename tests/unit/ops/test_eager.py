@@ -12,6 +12,7 @@ from fovea.ops import eager
 from fovea.ops.functions import Attention
 from fovea.ops.program import pack
 from fovea.problem import GradientNeeds
+from fovea.problem.parts import tensors_of
 
 LSE = AuxRequest(lse=True)
 
@@ -29,7 +30,7 @@ def by_function(problem):
 
 
 def gradients(outputs, problem):
-    tensors = [t for t in eager.tensors_of(problem) if t is not None and t.requires_grad]
+    tensors = [t for t in tensors_of(problem) if t is not None and t.requires_grad]
     out, lse = outputs[:2]
     loss = (out * torch.linspace(0, 1, out.numel()).view(out.shape)).sum()
     loss = loss + lse.masked_fill(lse == -torch.inf, 0.0).square().sum()
@@ -38,7 +39,7 @@ def gradients(outputs, problem):
 
 def test_quick_path_and_operators_give_the_same(problem):
     choice = dispatch.choose(problem, None)
-    quick = eager.attend(problem, choice, eager.tensors_of(problem))
+    quick, _ = eager.attend_problem(problem, choice)
     slow = by_function(problem)
     for one, other in zip(quick, slow, strict=True):
         assert one is None or torch.equal(one, other)

@@ -3,9 +3,9 @@
 import torch
 
 from fovea import dispatch
-from fovea.ops.eager import facts_of, problem_of, tensors_of
 from fovea.ops.program import pack, parse, unpack
 from fovea.problem import Request, make_dense
+from fovea.problem.parts import facts_of, numbers_of, problem_of, tensors_of
 
 
 def assert_same_problem(found, expected):
@@ -40,7 +40,8 @@ def test_unpack_of_pack_is_the_problem(problem):
 
 
 def test_problem_of_its_facts_and_tensors_is_the_problem(problem):
-    assert_same_problem(problem_of(facts_of(problem), tensors_of(problem)), problem)
+    parts = facts_of(problem), numbers_of(problem), tensors_of(problem)
+    assert_same_problem(problem_of(*parts), problem)
 
 
 def test_facts_hold_no_tensor_of_the_problem(problem):
@@ -56,6 +57,7 @@ def test_facts_hold_no_tensor_of_the_problem(problem):
             look(getattr(value, name))
 
     look(facts_of(problem))
+    look(numbers_of(problem))
 
 
 def test_results_of_unpacked_problem_equal_results_of_the_problem(problem):

@@ -1,0 +1,72 @@
+"""Small device memory that launches of one stream take turns with, in place of an allocation each.
+
+Lives here: zeroed counters, each used once, and memory for results that nobody asked for. Not here:
+the launches (`cuda.py`). Invariant: only launches in the order of one stream share memory, and none
+that a CUDA graph records: a graph may be replayed on any stream, and after this memory is gone.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Of builds of torch without CUDA they are absent, and so is every caller.
+_torch_c: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+_current_device = getattr(_torch_c, "_cuda_getDevice", None)
+_current_stream = getattr(_torch_c, "_cuda_getCurrentRawStream", None)
+_is_capturing = getattr(_torch_c, "_cuda_isCurrentStreamCapturing", None)
+
+_COUNTERS = 256  # made with one memset
+_SCRATCH_BYTES = 2**20  # larger results are worth an allocation
+_SCRATCH_SHAPES = 16
+
+
+class StreamMemory:
+    """What launches on one stream share; freed memory waits for the stream, as torch's does."""
+
+    __slots__ = ("_counters", "_device", "_scratch")
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._counters: list[Tensor] = []
+        self._scratch: dict[tuple[int, ...], Tensor] = {}
+
+    def counter(self) -> Tensor:
+        """Return an int32 tensor of shape (1,) that is 0 when the stream comes to it."""
+        try:
+            return self._counters.pop()  # of two threads on one stream each gets its own
+        except IndexError:
+            zeros = torch.zeros(_COUNTERS, dtype=torch.int32, device=self._device)
+            self._counters = list(zeros.split(1))
+            return self._counters.pop()
+
+    def scratch(self, shape: tuple[int, ...]) -> Tensor | None:
+        """Return fp32 memory whose contents are lost; None where it would be large."""
+        found = self._scratch.get(shape)
+        if found is None:
+            found = torch.empty(shape, dtype=torch.float32, device=self._device)
+            if found.nbytes > _SCRATCH_BYTES:
+                return None
+            if len(self._scratch) >= _SCRATCH_SHAPES:
+                self._scratch.clear()
+            self._scratch[shape] = found
+        return found
+
+
+_memories: dict[tuple[int, int], StreamMemory] = {}
+
+
+def stream_memory(device: torch.device) -> StreamMemory | None:
+    """Return the memory of a device's current stream.
+
+    None under CUDA graph capture, and where another device is current: only the current device's
+    stream says whether it is capturing.
+    """
+    index = device.index
+    if _current_device() != index or _is_capturing():
+        return None
+    key = (index, _current_stream(index))
+    found = _memories.get(key)
+    if found is None:
+        found = _memories[key] = StreamMemory(device)
+    return found
