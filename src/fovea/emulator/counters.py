@@ -21,6 +21,13 @@ class Counters:
         self._program = program
         self.sums: Counter[str] = Counter()
         self.by_warp: dict[tuple[Any, int], Counter[str]] = {}
+        self._segments: set[int] = set()
+
+    @property
+    def lines(self) -> frozenset[int]:
+        """PTX lines that warps which have finished got to."""
+        segments = self._program.segments
+        return frozenset(i.line for number in self._segments for i in segments[number].instructions)
 
     def add(self, name: str, amount: int) -> None:
         """Add to a named sum, e.g. `mma_flops.bf16`, `tma_load_bytes`."""
@@ -29,6 +36,7 @@ class Counters:
     def collect(self, warp: Any) -> None:
         """Fold in the block counts of a finished warp."""
         totals: Counter[str] = Counter()
+        self._segments.update(warp.segment_counts)
         for segment, count in warp.segment_counts.items():
             lanes = warp.lane_counts.get(segment, 0)
             for name, per_warp, per_lane in self._program.segment_costs(segment):

@@ -41,6 +41,7 @@ class Result:
             `waited_steps.<barrier>` (scheduler steps, not time).
         counters_by_warp: the same by (CTA index, warp).
         steps: scheduler steps taken.
+        lines: PTX lines that some warp got to (a guard may have left out every lane).
         printed: lines printed by the kernel.
         warnings: what is doubtful but no fault, e.g. an exit while a bulk store is not waited for.
     """
@@ -49,6 +50,7 @@ class Result:
     counters: Mapping[str, int]
     counters_by_warp: Mapping[tuple[tuple[int, int, int], int], Mapping[str, int]]
     steps: int
+    lines: frozenset[int] = field(default=frozenset(), repr=False)
     printed: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     trace: Trace | None = field(default=None, repr=False)
@@ -156,6 +158,7 @@ class Module:
             counters=dict(machine.counters.sums),
             counters_by_warp=machine.counters.by_warp,
             steps=machine.step,
+            lines=machine.counters.lines,
             printed=tuple(machine.printed),
             warnings=tuple(machine.warnings),
             trace=machine.trace,
