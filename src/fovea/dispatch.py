@@ -224,13 +224,14 @@ def lack_of(problem: AttentionProblem, backend: str, arch: Arch | None) -> str |
 def _missing_runtime(backend: str) -> str | None:
     """Return what has to be installed before a kernel backend can run, or None."""
     if backend == "cuda":
-        module, package, extra = "fovea.runtime.cuda", "tvm_ffi", "cuda"
+        module, packages, extra = "fovea.runtime.cuda", ("tvm_ffi",), "cuda"
     else:
-        module, package, extra = "fovea.runtime.emulated", "llvmlite", "emulator"
+        module, packages, extra = "fovea.runtime.emulated", ("numpy", "llvmlite"), "emulator"
     if importlib.util.find_spec(module) is None:
         return f"this version of fovea has no {module}"
-    if importlib.util.find_spec(package) is None:
-        return f"{package} is not installed (pip install 'fovea-attention[{extra}]')"
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            return f"{package} is not installed (pip install 'fovea-attention[{extra}]')"
     return None
 
 

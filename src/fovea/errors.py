@@ -1,6 +1,6 @@
 """The exceptions and the warning of fovea, and the one way their texts are built.
 
-Lives here: error types and the text builder. Checks of user arguments live in `problem.py`, limits
+Lives here: error types and the text builders. Checks of user arguments live in `problem.py`, limits
 of a backend beside the backend. Invariant: every message names the argument, the value got, the
 values allowed and the way out.
 """
@@ -36,3 +36,17 @@ def invalid(argument: str, got: object, allowed: str, remedy: str) -> str:
         remedy: what to do now, as an imperative clause.
     """
     return f"{argument}={got} is not valid (allowed: {allowed}); {remedy}."
+
+
+def missing_package(what: str, package: str, extra: str) -> str:
+    """Return the text of an error about a package that is not installed.
+
+    Args:
+        what: what needs it, as the start of the sentence.
+        package: name of its distribution.
+        extra: the extra of fovea that brings it.
+    """
+    return (
+        f"{what} needs the package {package!r}, which is not installed; pip install "
+        f"'fovea-attention[{extra}]' (in a clone: pip install -e '.[{extra}]')."
+    )

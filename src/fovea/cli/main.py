@@ -24,7 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         from fovea.cli.application import run_application
     except ModuleNotFoundError as error:
-        if error.name not in ("typer", "rich"):
+        package = (error.name or "").partition(".")[0]
+        if package not in ("typer", "rich"):
             raise
         if words[:1] == ["info"]:
             return info.run_plain(words[1:])
@@ -32,6 +33,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(__version__)
             return 0
         command = words[0] if words and not words[0].startswith("-") else "--help"
-        sys.stderr.write(MISSING.format(command=command, package=error.name))
+        sys.stderr.write(MISSING.format(command=command, package=package))
         return 2
     return run_application(words)

@@ -25,6 +25,7 @@ PTX name holds the word "cutlass" is refused: ptxas changes its heuristics on th
 """
 
 import importlib
+import importlib.util
 import re
 import shutil
 import tempfile
@@ -48,13 +49,16 @@ from fovea.compile.cubin import kernel_names, kernel_resources
 from fovea.compile.key import Variant
 from fovea.compile.linker import link_shared
 from fovea.compile.target import CompileTarget
-from fovea.errors import UnsupportedError, invalid
+from fovea.errors import UnsupportedError, invalid, missing_package
 
 SYMBOL_PREFIX = "__tvm_ffi_"  # what tvm_ffi expects before a function's name
 
 # The oldest processor of the ABI: an artifact made on one machine runs on every other.
 _HOST_CPU = {"x86_64": "x86-64", "aarch64": "generic"}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_WITHOUT_COMPILER = (
+    " Or set FOVEA_BUNDLE to a folder made by `fovea compile`, or use backend='reference'."
+)
 _SCRATCH_BYTES = 64 * 1024**2
 
 # The compiler keeps state of the compilation at hand in process-wide objects.
@@ -77,9 +81,13 @@ def compile_variant(variant: Variant, target: CompileTarget) -> Artifact:
     version = key.compiler_version()
     if version is None:
         raise UnsupportedError(
-            f"compiling {variant.name!r} needs {key.COMPILER_DISTRIBUTION}, which is not "
-            "installed: pip install 'fovea-attention[cuda]', or set FOVEA_BUNDLE to a folder made "
-            "by `fovea compile`, or use backend='reference'"
+            missing_package(f"compiling {variant.name!r}", key.COMPILER_DISTRIBUTION, "cuda")
+            + _WITHOUT_COMPILER
+        )
+    if importlib.util.find_spec("tvm_ffi") is None:
+        raise UnsupportedError(
+            missing_package(f"compiling {variant.name!r}", "apache-tvm-ffi", "cuda")
+            + _WITHOUT_COMPILER
         )
     start = time.perf_counter()
     # cute.jit functions may be called in many threads; the compiler may not.

@@ -21,7 +21,16 @@ from fovea.emulator.errors import (
     UnsupportedForm,
 )
 from fovea.emulator.options import Options
-from fovea.emulator.run import Module, Result, load_ptx
+from fovea.errors import missing_package
+
+try:
+    from fovea.emulator.run import Module, Result, load_ptx
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] != "numpy":
+        raise
+    raise ModuleNotFoundError(
+        missing_package("fovea.emulator", "numpy", "emulator"), name="numpy"
+    ) from error
 
 __all__ = [
     "DeadlockError",

@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fovea.errors import missing_package
+
 _ELF_MACHINES = {62: "x86-64", 183: "aarch64"}
 _SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
@@ -128,8 +130,8 @@ def _llvm() -> Any:
         binding: Any = importlib.import_module("llvmlite.binding")
     except ImportError as error:
         raise LauncherError(
-            "running a host launcher needs llvmlite; install it, or launch the PTX directly with "
-            "load_ptx(text).launch(...)"
+            missing_package("running a host launcher", "llvmlite", "emulator")
+            + " The PTX alone runs without it: load_ptx(text).launch(...)."
         ) from error
     # Both calls are idempotent: they register targets once for the process.
     binding.initialize_native_target()

@@ -36,7 +36,16 @@ def register(name: str = NAME) -> None:
             raise ValueError(
                 invalid("name", repr(name), f"a name without {taken!r}", f"use {NAME!r}")
             )
-    import transformers
+    try:
+        import transformers
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
+        raise ModuleNotFoundError(
+            "fovea.integrations.transformers needs the package 'transformers', which is not "
+            "installed; pip install transformers.",
+            name="transformers",
+        ) from error
 
     module: Any = transformers
     module.AttentionInterface.register(name, attention_forward)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import fovea.mods as library
+from fovea.errors import missing_package
 from fovea.mods.evaluate import Positions, evaluate
 from fovea.mods.trace import trace_mask_mod, trace_score_mod
 
@@ -301,7 +302,14 @@ def draw(name: str, axes: Any = None, head: int = 0) -> Any:
     Raises:
         ModuleNotFoundError: matplotlib is absent (it comes with the extra `cli` or `docs`).
     """
-    import matplotlib.pyplot as plt
+    try:
+        import matplotlib.pyplot as plt
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "matplotlib":
+            raise
+        raise ModuleNotFoundError(
+            missing_package("a picture of a mod", "matplotlib", "cli"), name="matplotlib"
+        ) from error
 
     example = EXAMPLES[name]
     grid = values(example)[0, head]

@@ -27,7 +27,7 @@ import torch
 from fovea import env
 from fovea.compile.artifact import LAUNCHER_LIBRARY, Artifact
 from fovea.compile.target import arch_for_capability, native_host_triple
-from fovea.errors import UnsupportedError
+from fovea.errors import UnsupportedError, missing_package
 
 RUNTIME_LIBRARY = "libcute_dsl_runtime.so"
 
@@ -144,7 +144,7 @@ def _tvm_ffi() -> Any:
         return importlib.import_module("tvm_ffi")
     except ImportError as error:
         raise UnsupportedError(
-            "running a compiled kernel needs apache-tvm-ffi: pip install apache-tvm-ffi"
+            missing_package("running a compiled kernel", "apache-tvm-ffi", "cuda")
         ) from error
 
 

@@ -179,3 +179,20 @@ def test_block_mask_region_that_no_position_decides_is_looked_at_too():
 
 def test_traced_mod_knows_the_heads_it_is_made_for():
     assert trace_mask_mod(lambda b, h, i, j: i >= j).heads == ()
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_capture_that_shrank_between_calls_raises(requires_grad):
+    """Whatever is kept of an earlier call, extents are looked at again."""
+    q, k, v = (x.requires_grad_(requires_grad) for x in dense_qkv(SHAPE))
+
+    def biased(table):
+        return lambda s, b, h, i, j: s + table[j]
+
+    mod = biased(torch.zeros(12))
+    for _ in range(3):
+        assert fovea.attention(q, k, v, score_mod=mod).isfinite().all()
+    for shorter in (biased(TEN), mod):
+        mod.__closure__[0].cell_contents = TEN
+        with pytest.raises(GatherError, match="11 at kv_idx=11"):
+            fovea.attention(q, k, v, score_mod=shorter)
