@@ -33,7 +33,7 @@ indirect.
 def recorded_forms() -> set[int]:
     """Return the ids of the entries that a case recorded on silicon exercises."""
     found: set[int] = set()
-    for path in sorted(CASES.glob("*/*.ptx")):
+    for path in sorted(CASES.rglob("*.ptx")):
         text = path.read_text()
         if "// evidence: silicon-sm90" not in text:
             continue
