@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = [ROOT / "scripts" / name for name in ("bench", "check", "demo", "docs", "test")]
+SCRIPTS = [
+    ROOT / "scripts" / name for name in ("bench", "check", "demo", "docs", "test", "test_foreign")
+]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 

@@ -1,9 +1,9 @@
 """flash-attn-4's own host code on this CPU, its compiled kernels on the emulator.
 
 Lives here: a program that `flash_attention_runs.py` starts, because the compiler reads its target
-from the environment when it is imported. Not here: what the results are compared with. Invariant: the
-package is unchanged but for three things a CPU lacks: `cute.compile` hands out emulated launchers,
-the occupancy query has a fixed answer, and the tensors say that they are on a GPU.
+from the environment when it is imported. Not here: what the results are compared with. Invariant:
+the package is unchanged but for what a CPU lacks: `cute.compile` hands out emulated launchers, the
+occupancy query has a fixed answer, and the tensors say that they are on a GPU.
 
 Usage: python flash_attention_worker.py FOLDER/request.json
 """
