@@ -1,15 +1,17 @@
 """fovea.explain: what a call would run, and why.
 
 Lives here: the answer as a value, and its text. Not here: the decisions themselves (`dispatch.py`,
-`plan/select.py`), which this module only asks. Invariant: nothing is compiled or launched, and no
-tensor is read.
+`plan/select.py`), which this module only asks. Invariant: nothing is compiled, no attention is
+launched, and of the tensors only lengths and a block mask's counts are read.
 """
 
 import textwrap
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from fovea import dispatch
 from fovea.api.attention import autocast
@@ -17,7 +19,14 @@ from fovea.api.flex import flex_problem, split_options
 from fovea.api.variants import Kernel, kernel_of
 from fovea.arch import ARCHS
 from fovea.errors import UnsupportedError, invalid
-from fovea.problem import AttentionProblem, Request, VarlenRequest, make_dense, make_varlen
+from fovea.problem import (
+    AttentionProblem,
+    Request,
+    Varlen,
+    VarlenRequest,
+    make_dense,
+    make_varlen,
+)
 from fovea.tiling.bounds import Band, visible_pairs
 
 _REQUEST_NAMES = (
@@ -40,8 +49,9 @@ class Explanation:
         backward_backend, second_order_backend: what differentiates it, once and twice.
         kernels: for each architecture, the kernel of this call or what is lacking.
         visible_pairs, total_pairs: (query, key) pairs inside causal, window and listed blocks, and
-            all of them; mask_mods are not evaluated, so fewer may be visible. None where lengths
-            lie in tensors.
+            all of them; mask_mods are not evaluated, so fewer may be visible. Counts of a block
+            mask and lengths of packed sequences are fetched, which waits for a GPU; None where they
+            cannot be (meta tensors). Of packed sequences block lists are not counted.
         flops: of the forward over `visible_pairs`; flops_dense over all.
         specialised: captured numbers that a mod branches on, so that each value is its own kernel.
         scalars: captured numbers that are arguments, so that a new value compiles nothing.
@@ -96,7 +106,7 @@ def explain(
     """Return what `fovea.attention` would run for these arguments, and why.
 
     Args:
-        q, k, v: as the call would take them; meta tensors do, since nothing is read.
+        q, k, v: as the call would take them; meta tensors do, since they are not read.
         backend: as the call takes it.
         kernel_options: explain `fovea.flex_attention` with these options instead: q, k and v are
             (batch, heads, seqlen, head_dim).
@@ -178,7 +188,7 @@ def _check_names(keywords: dict[str, Any]) -> None:
 def _pairs(problem: AttentionProblem) -> tuple[int | None, int | None]:
     """Return ((query, key) pairs left by band and lists, all pairs), over batch and heads."""
     if problem.varlen is not None:
-        return None, None
+        return _packed_pairs(problem, problem.varlen)
     rows = problem.batch * problem.heads_q
     total = problem.seqlen_q * problem.seqlen_kv
     band = Band.of(
@@ -189,8 +199,8 @@ def _pairs(problem: AttentionProblem) -> tuple[int | None, int | None]:
     )
     visible = rows * visible_pairs(band, seqlen_q=problem.seqlen_q, seqlen_kv=problem.seqlen_kv)
     lists = problem.block_lists
-    if lists is not None and lists.device.type == "cpu":
-        # On a GPU the counts would have to be fetched, which explain does not do.
+    if lists is not None and _is_readable(lists.kv_num_blocks):
+        # Waits for a GPU. A call never does; who asks for an explanation has the time.
         count = int(lists.kv_num_blocks.sum())
         if lists.full_kv_num_blocks is not None:
             count += int(lists.full_kv_num_blocks.sum())
@@ -198,6 +208,37 @@ def _pairs(problem: AttentionProblem) -> tuple[int | None, int | None]:
         area = count * copies * lists.block_q * lists.block_kv
         visible = min(visible, area, rows * total)
     return visible, rows * total
+
+
+def _packed_pairs(problem: AttentionProblem, varlen: Varlen) -> tuple[int | None, int | None]:
+    """Return what `_pairs` does, summed over the sequences of a packed call."""
+    if not _is_readable(varlen.cu_seqlens_q):
+        return None, None
+    lengths_q = _lengths(varlen.cu_seqlens_q, varlen.seqused_q)
+    lengths_kv = _lengths(varlen.cu_seqlens_kv, varlen.seqused_kv)
+    visible = total = 0
+    for seqlen_q, seqlen_kv in zip(lengths_q, lengths_kv, strict=True):
+        band = Band.of(problem.causal, problem.window, seqlen_q=seqlen_q, seqlen_kv=seqlen_kv)
+        visible += visible_pairs(band, seqlen_q=seqlen_q, seqlen_kv=seqlen_kv)
+        total += seqlen_q * seqlen_kv
+    return problem.heads_q * visible, problem.heads_q * total
+
+
+def _lengths(starts: Tensor | None, used: Tensor | None) -> list[int]:
+    """Return the used lengths of packed or paged sequences."""
+    segments = None if starts is None else starts.diff().tolist()
+    if used is None:
+        assert segments is not None
+        return segments
+    lengths = [max(length, 0) for length in used.tolist()]
+    return lengths if segments is None else list(map(min, lengths, segments))
+
+
+def _is_readable(tensor: Tensor) -> bool:
+    """Return whether a tensor has contents that the host may fetch now."""
+    if tensor.device.type == "meta" or isinstance(tensor, FakeTensor):
+        return False
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _copies(problem: AttentionProblem) -> tuple[str, ...]:

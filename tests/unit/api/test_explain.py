@@ -5,6 +5,9 @@ import torch
 
 import fovea
 from fovea import dispatch
+from fovea.api.explain import explain_problem
+from fovea.problem import Request, make_dense
+from fovea.tiling.block_lists import BlockLists
 
 
 def tensors(dtype=torch.bfloat16, head_dim=128, device="cpu"):
@@ -89,6 +92,39 @@ def test_work_counts_listed_blocks():
     assert explanation.sparsity == pytest.approx(2 / 3)
 
 
+def test_work_counts_listed_blocks_wherever_they_can_be_fetched(monkeypatch):
+    """On a GPU too, which a CPU can only pretend to be."""
+    block_mask = fovea.create_block_mask(
+        lambda b, h, i, j: i // 32 == j // 32, 1, 1, 64, 96, device="cpu", BLOCK_SIZE=32
+    )
+    q, k, v = tensors()
+    problem = make_dense(q, k, v, Request(block_mask=block_mask))
+    monkeypatch.setattr(BlockLists, "device", torch.device("cuda", 0))
+    assert explain_problem(problem, "reference").visible_pairs == 2 * 8 * 2 * 32 * 32
+    monkeypatch.undo()
+    on_meta = (x.to("meta") for x in (q, k, v))
+    unread = fovea.explain(*on_meta, block_mask=block_mask.to("meta"))
+    assert unread.visible_pairs == unread.total_pairs
+
+
+def test_work_of_packed_sequences_is_their_sum():
+    q, k, v = (torch.randn(10, 8, 64), torch.randn(12, 2, 64), torch.randn(12, 2, 64))
+    cu_q = torch.tensor([0, 4, 10], dtype=torch.int32)
+    cu_kv = torch.tensor([0, 7, 12], dtype=torch.int32)
+    options = {"cu_seqlens_q": cu_q, "cu_seqlens_kv": cu_kv, "max_seqlen_q": 6, "max_seqlen_kv": 7}
+    full = fovea.explain(q, k, v, **options)
+    assert full.visible_pairs == full.total_pairs == 8 * (4 * 7 + 6 * 5)
+    assert full.flops == 4 * 64 * full.visible_pairs
+    used = torch.tensor([3, 0], dtype=torch.int32)
+    part = fovea.explain(q, k, v, **options, seqused_kv=used, causal="top_left")
+    assert part.total_pairs == 8 * 4 * 3
+    assert part.visible_pairs == 8 * (1 + 2 + 3 + 3)
+    on_meta = {
+        name: x.to("meta") if isinstance(x, torch.Tensor) else x for name, x in options.items()
+    }
+    assert fovea.explain(*(x.to("meta") for x in (q, k, v)), **on_meta).visible_pairs is None
+
+
 def test_scalars_and_specialised_numbers_are_told_apart():
     slope, mode = 0.5, 3
 
@@ -135,13 +171,13 @@ def test_flex_options_are_explained():
     assert "kernel_options num_warps" in str(explanation)
 
 
-def test_varlen_call_is_explained_without_reading_its_bounds():
+def test_varlen_call_is_explained():
     q, k = torch.randn(10, 4, 64), torch.randn(12, 2, 64)
     bounds = torch.tensor([0, 10], dtype=torch.int32)
     explanation = fovea.explain(
         q, k, k, cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=10, max_seqlen_kv=12
     )
-    assert explanation.visible_pairs is None
+    assert explanation.visible_pairs == explanation.total_pairs
     assert "varlen" in explanation.call
 
 
