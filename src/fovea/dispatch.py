@@ -24,13 +24,14 @@ from fovea.problem import (
     ForwardResult,
     GradientNeeds,
     Gradients,
+    Results,
     check_contents,
 )
 from fovea.problem.parts import Numbers
 from fovea.reference import gathers, tiled_backward, tiled_forward
 
 # (tensors, numbers, keeps_lse) -> results; see `problem.parts` and `ops.eager.run`.
-Launch = Callable[[Sequence[Tensor | None], Numbers, bool], ForwardResult]
+Launch = Callable[[Sequence[Tensor | None], Numbers, bool], Results]
 
 _EMULATORS = {f"emulator:{name}": name for name in ARCHS}
 BACKENDS = ("reference", "cuda", *_EMULATORS)

@@ -15,8 +15,8 @@ from fovea.api.nested import attention_jagged, is_jagged
 from fovea.errors import invalid
 from fovea.ops import attend, attend_again
 from fovea.problem import (
-    ForwardResult,
     Request,
+    Results,
     VarlenRequest,
     make_dense,
     make_varlen,
@@ -129,9 +129,19 @@ def attention(
         TypeError, ValueError: wrong input.
         UnsupportedError: right input that the named backend lacks.
     """
+    wants_lse, wants_max_score = (False, False) if return_aux is None else _wanted(return_aux)
     options = (
-        *(causal, window, score_mod, mask_mod, block_mask, softcap, sink, scale, deterministic),
-        *_wanted(return_aux),
+        causal,
+        window,
+        score_mod,
+        mask_mod,
+        block_mask,
+        softcap,
+        sink,
+        scale,
+        deterministic,
+        wants_lse,
+        wants_max_score,
     )
     passed = (q, k, v, options, backend)
     # Under torch.compile nothing is looked up: a graph is made once.
@@ -142,7 +152,7 @@ def attention(
         else:
             problem = make_dense(*autocast(q, k, v), Request(*options))
             result = attend(problem, backend, passed)
-    return result.out if return_aux is None else (result.out, _aux(result, return_aux))
+    return result[0] if return_aux is None else (result[0], _aux(result, return_aux))
 
 
 @overload
@@ -245,7 +255,7 @@ def attention_varlen(
     )
     q, k, v = autocast(q, k, v)
     result = attend(make_varlen(q, k, v, where, request), backend)
-    return result.out if return_aux is None else (result.out, _aux(result, return_aux))
+    return result[0] if return_aux is None else (result[0], _aux(result, return_aux))
 
 
 def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -280,8 +290,9 @@ def _wanted(return_aux: object) -> tuple[bool, bool]:
     return bool(return_aux.lse), bool(return_aux.max_score)
 
 
-def _aux(result: ForwardResult, request: AuxRequest) -> Aux:
+def _aux(result: Results, request: AuxRequest) -> Aux:
+    _, lse, max_score = result
     return Aux(
-        lse=result.lse if request.lse else None,
-        max_score=result.max_score if request.max_score else None,
+        lse=lse if request.lse else None,
+        max_score=max_score if request.max_score else None,
     )

@@ -19,7 +19,7 @@ from fovea.dispatch import Choice, Launch
 from fovea.ops.batched_grads import each_of_batch, is_batched
 from fovea.ops.functions import differentiable_backward, keep_dynamo_out
 from fovea.ops.program import pack
-from fovea.problem import AttentionProblem, ForwardResult, GradientNeeds
+from fovea.problem import AttentionProblem, ForwardResult, GradientNeeds, Results
 from fovea.problem.parts import Facts, Numbers, facts_of, numbers_of, problem_of, tensors_of
 
 PLAIN_TYPES = frozenset({Tensor, torch.nn.Parameter})
@@ -68,18 +68,27 @@ class Call:
         self.num_score_captures = 0 if score_mod is None else score_mod.num_captures
 
 
-def needs_gradient(tensors: Sequence[Tensor | None], num_differentiable: int) -> bool:
-    """Return whether autograd has to record a call: one of its first tensors requires grad."""
-    if torch.is_grad_enabled():
-        for tensor in tensors[:num_differentiable]:
-            if tensor is not None and tensor.requires_grad:
-                return True
+def needs_gradient(tensors: Sequence[Any], num_score_captures: int) -> bool:
+    """Return whether autograd has to record a call on these tensors (`tensors_of`)."""
+    if not torch.is_grad_enabled():
+        return False
+    sink = tensors[3]
+    if (
+        tensors[0].requires_grad
+        or tensors[1].requires_grad
+        or tensors[2].requires_grad
+        or (sink is not None and sink.requires_grad)
+    ):
+        return True
+    for tensor in tensors[4 : 4 + num_score_captures] if num_score_captures else ():
+        if tensor.requires_grad:
+            return True
     return False
 
 
 def run(
     call: Call, numbers: Numbers, tensors: Sequence[Tensor | None], *, keeps_lse: bool
-) -> ForwardResult:
+) -> Results:
     """Run the forward of a call; without `keeps_lse` the lse may be overwritten by the next one."""
     if call.launch is not None and not env.check():
         return call.launch(tensors, numbers, keeps_lse)
@@ -93,14 +102,14 @@ class _Recorded(torch.autograd.Function):
     def forward(ctx: Any, *args: Any) -> Any:
         call: Call = args[0]
         tensors: Sequence[Tensor | None] = args[2]
-        result = run(call, args[1], tensors, keeps_lse=True)
+        out, lse, max_score = run(call, args[1], tensors, keeps_lse=True)
         ctx.set_materialize_grads(False)
-        if result.max_score is not None:
-            ctx.mark_non_differentiable(result.max_score)
-        ctx.save_for_backward(result.out, result.lse, *tensors)
+        if max_score is not None:
+            ctx.mark_non_differentiable(max_score)
+        ctx.save_for_backward(out, lse, *tensors)
         # Without the tensors: holding them here would go around autograd's hooks and checks.
         ctx.call, ctx.numbers = call, args[1]
-        return tuple(result)
+        return out, lse, max_score
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -142,15 +151,15 @@ _record = cast(Any, super(torch.autograd.Function, _Recorded)).apply
 
 def attend(
     call: Call, numbers: Numbers, tensors: Sequence[Tensor | None], *, keeps_lse: bool = True
-) -> ForwardResult:
+) -> Results:
     """Run a plain call, recorded by autograd where a gradient is needed."""
-    num_differentiable = 4 + call.num_score_captures
-    if not needs_gradient(tensors, num_differentiable):
+    num_score_captures = call.num_score_captures
+    if not needs_gradient(tensors, num_score_captures):
         return run(call, numbers, tensors, keeps_lse=keeps_lse)
-    return ForwardResult(*_record(call, numbers, tensors, *tensors[:num_differentiable]))
+    return _record(call, numbers, tensors, *tensors[: 4 + num_score_captures])
 
 
 def attend_problem(problem: AttentionProblem, choice: Choice) -> tuple[ForwardResult, Call]:
     """Run a plain problem for the first time; return its results and what later calls share."""
     call = Call(facts_of(problem), choice, dispatch.launch_of(problem, choice))
-    return attend(call, numbers_of(problem), tensors_of(problem)), call
+    return ForwardResult(*attend(call, numbers_of(problem), tensors_of(problem))), call

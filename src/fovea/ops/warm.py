@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from fovea.mods.trace import TracedMod
 from fovea.ops import eager
-from fovea.ops.eager import PLAIN_TYPES, Call
+from fovea.ops.eager import Call
 from fovea.plan.integers import NARROW_LIMIT
-from fovea.problem import AttentionProblem, ForwardResult
+from fovea.problem import AttentionProblem, Results
 from fovea.problem.block_masks import KnownLists, recall
 from fovea.problem.known_mods import ModReader, reader_of
 from fovea.problem.parts import Numbers, Scalars
@@ -34,56 +35,62 @@ _is_deterministic = torch._C._get_deterministic_algorithms  # pyright: ignore
 _NO_SCALARS: Scalars = ()
 
 
+Readers = tuple[tuple[int, ModReader], ...]
+
+
 class _Known:
-    """A call of one key: how it runs, its numbers where it has none of its own, its mods."""
+    """A call of one key: how it runs, its numbers where it has none of its own, its mods.
+
+    Attributes:
+        readers: (0 for the score_mod, 1 for the mask_mod, 2 for the block mask's, its reader).
+    """
 
     __slots__ = ("call", "numbers", "readers")
 
-    def __init__(self, call: Call, numbers: Numbers, readers: tuple[ModReader | None, ...]) -> None:
+    def __init__(
+        self, call: Call, numbers: Numbers, readers: tuple[tuple[int, ModReader], ...]
+    ) -> None:
         self.call = call
         self.numbers = numbers
         self.readers = readers
 
 
-_known: dict[tuple[Any, ...], tuple[_Known, ...]] = {}
+# By `_key`; None, the key of calls that are not looked up, is never there.
+_known: dict[tuple[Any, ...] | None, tuple[_Known, ...]] = {}
 
 
-def attend(passed: Passed) -> ForwardResult | None:
+def attend(passed: Passed) -> Results | None:
     """Return the results of a call like an earlier one; None where it has to be checked.
 
     The lse is the caller's own only if it asked for it.
     """
     q, k, v, options, _ = passed
     try:
-        key = _key(passed)
-        found = None if key is None else _known.get(key)
+        _, _, score_mod, mask_mod, block_mask, softcap, sink, scale, _, wants_lse, _ = options
+        lists = None if block_mask is None else recall(block_mask)
+        found = _known.get(_key(passed, lists))
         if found is None:
             return None
-        _, _, score_mod, mask_mod, block_mask, softcap, sink, scale, _, wants_lse, _ = options
-        if score_mod is None and mask_mod is None and block_mask is None:
-            known = found[0]
-            tensors: Any = (q, k, v, sink)
-            scalars = None
-        else:
-            lists = None if block_mask is None else recall(block_mask)
+        known = found[0]
+        softcap_default, scale_default, scalars = known.numbers
+        tensors: Any = (q, k, v, sink)
+        if score_mod is not None or mask_mod is not None or block_mask is not None:
             mods = (score_mod, mask_mod, None if block_mask is None else block_mask.mask_mod)
-            read = _read(found, mods, q.device)
+            tensors = [q, k, v, sink]
+            read = _read(found, mods, tensors)
             if read is None:
                 return None
-            known, scalars, captures = read
-            tensors = [q, k, v, sink, *captures]
+            known, scalars = read
             if lists is not None:
                 tensors += lists.tensors
     except (RuntimeError, TypeError, ValueError, AttributeError):
         # Something unusual, such as a sparse tensor, which has no strides: its check will say so.
         return None
-    numbers = known.numbers
-    if scale is not None or softcap is not None or scalars is not None:
-        numbers = Numbers(
-            None if softcap is None else float(softcap),
-            numbers.scale if scale is None else float(scale),
-            numbers.scalars if scalars is None else scalars,
-        )
+    numbers = (
+        softcap_default if softcap is None else float(softcap),
+        scale_default if scale is None else float(scale),
+        scalars,
+    )
     return eager.attend(known.call, numbers, tensors, keeps_lse=wants_lse)
 
 
@@ -92,31 +99,29 @@ def remember(passed: Passed, problem: AttentionProblem, call: Call) -> None:
     mods = (problem.score_mod, problem.mask_mod, problem.block_mask_mod)
     if call.choice.is_nondeterministic or not all(_is_narrow(mod) for mod in mods):
         return
+    _, _, score_mod, mask_mod, block_mask, *_ = passed[3]
     try:
-        key = _key(passed)
+        key = _key(passed, None if block_mask is None else recall(block_mask))
     except (RuntimeError, TypeError, ValueError, AttributeError):
         return
     if key is None:
         return
-    _, _, score_mod, mask_mod, block_mask, *_ = passed[3]
     functions = (score_mod, mask_mod, None if block_mask is None else block_mask.mask_mod)
-    readers: list[ModReader | None] = []
+    readers: list[tuple[int, ModReader]] = []
     dtype = torch.float64 if problem.dtype == torch.float64 else torch.float32
-    for function, traced in zip(functions, mods, strict=True):
-        if traced is None:
-            readers.append(None)
-            continue
-        reader = reader_of(function, traced, dtype, problem.device)
-        if reader is None:
-            return
-        readers.append(reader)
+    for place, traced in enumerate(mods):
+        if traced is not None:
+            reader = reader_of(functions[place], traced, dtype, problem.device)
+            if reader is None:
+                return
+            readers.append((place, reader))
     scale = problem.q.shape[-1] ** -0.5
-    numbers = Numbers(None, scale, (_NO_SCALARS, _NO_SCALARS, _NO_SCALARS))
+    numbers = (None, scale, (_NO_SCALARS, _NO_SCALARS, _NO_SCALARS))
     known = _Known(call, numbers, tuple(readers))
     if len(_known) >= _LIMIT:
         _known.clear()
     # Without mods one call is all there can be.
-    others = _known.get(key, ()) if any(readers) else ()
+    others = _known.get(key, ()) if readers else ()
     _known[key] = (known, *others[: _MODS_LIMIT - 1])
 
 
@@ -125,40 +130,40 @@ def clear() -> None:
     _known.clear()
 
 
-def _key(passed: Passed) -> tuple[Any, ...] | None:
+def _key(passed: Passed, lists: KnownLists | None) -> tuple[Any, ...] | None:
     """Return what a call is looked up by; None where it has to be checked.
+
+    `lists` are those of its block mask, where that is known.
 
     Numbers equal across types (True == 1 == 1.0), but mean different things or errors: those of
     another type than usual are not looked up.
     """
     q, k, v, options, backend = passed
-    if type(q) not in PLAIN_TYPES or type(k) not in PLAIN_TYPES or type(v) not in PLAIN_TYPES:
-        return None
-    if eager.is_watched() or _is_autocast_on() or _is_deterministic():
-        return None
-    causal, window, score_mod, mask_mod, block_mask, softcap, sink, scale, fixed, *wants = options
-    if causal is not False and causal is not True and type(causal) is not str:
-        return None
-    if fixed is not None and fixed is not False and fixed is not True:
-        return None
-    if (scale is not None and not _is_positive(scale)) or (
-        softcap is not None and not _is_positive(softcap)
+    if (
+        (type(q) is not Tensor and type(q) is not Parameter)
+        or (type(k) is not Tensor and type(k) is not Parameter)
+        or (type(v) is not Tensor and type(v) is not Parameter)
+        or eager.is_watched()
+        or _is_autocast_on()
+        or _is_deterministic()
     ):
         return None
-    if window is not None and not _is_window(window):
+    causal, window, score_mod, mask_mod, block_mask, softcap, sink, scale, fixed, lse, top = options
+    if (
+        (causal is not False and causal is not True and type(causal) is not str)
+        or (fixed is not None and fixed is not False and fixed is not True)
+        or (scale is not None and not _is_positive(scale))
+        or (softcap is not None and not _is_positive(softcap))
+        or (window is not None and not _is_window(window))
+    ):
         return None
-    key = (
-        *(q.shape, q.stride(), q.dtype, q.device, k.shape, k.stride(), k.dtype, k.device),
-        *(v.shape, v.stride(), v.dtype, v.device, causal, window, backend, fixed, *wants),
-        *(scale is None, softcap is None),
-    )
+    layouts = (q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride())
+    types = (q.dtype, k.dtype, v.dtype, q.device, k.device, v.device)
+    key = (layouts, types, causal, window, backend, fixed, lse, top, scale is None, softcap is None)
     if score_mod is None and mask_mod is None and block_mask is None and sink is None:
         return key
-    lists: KnownLists | None = None
-    if block_mask is not None:
-        lists = recall(block_mask)
-        if lists is None:
-            return None
+    if block_mask is not None and lists is None:
+        return None
     return (
         key,
         None if sink is None else _sink_key(sink),
@@ -183,31 +188,30 @@ def _code_id(mod: Any) -> int | None:
 
 
 def _sink_key(sink: Tensor) -> tuple[Any, ...]:
-    if type(sink) not in PLAIN_TYPES:
+    if type(sink) is not Tensor and type(sink) is not Parameter:
         raise TypeError
     return (sink.shape, sink.stride(), sink.dtype, sink.device)
 
 
 def _read(
-    found: tuple[_Known, ...], mods: tuple[Any, Any, Any], device: torch.device
-) -> tuple[_Known, tuple[Scalars, ...], list[Tensor]] | None:
-    """Return the first known call whose mods captured the same kinds of things, and this call's."""
+    found: tuple[_Known, ...], mods: tuple[Any, Any, Any], tensors: list[Any]
+) -> tuple[_Known, tuple[Scalars, Scalars, Scalars]] | None:
+    """Return the first known call whose mods captured the same kinds of things, and the scalars.
+
+    The captures of this call go to the end of `tensors`.
+    """
+    count = len(tensors)
     for known in found:
-        captures: list[Tensor] = []
-        scalars: list[Scalars] = []
-        for reader, mod in zip(known.readers, mods, strict=True):
-            if reader is None or mod is None:
-                if reader is not mod:
-                    break
-                scalars.append(_NO_SCALARS)
-                continue
-            read = reader.read(mod, device)
-            if read is None or not _are_narrow(read[1]):
+        scalars = [_NO_SCALARS, _NO_SCALARS, _NO_SCALARS]
+        # Which mods there are is part of the key.
+        for place, reader in known.readers:
+            read = reader.read(mods[place], tensors)
+            if read is None or (read and not _are_narrow(read)):
                 break
-            captures += read[0]
-            scalars.append(read[1])
+            scalars[place] = read
         else:
-            return known, tuple(scalars), captures
+            return known, (scalars[0], scalars[1], scalars[2])
+        del tensors[count:]
     return None
 
 

@@ -31,7 +31,10 @@ from fovea.mods.graph import DTYPE_NAME
 from fovea.mods.trace import TracedMod
 from fovea.mods.values import Recipe, cook, made_for
 
-Read = tuple[list[Tensor], tuple[int | float, ...]]
+Scalars = tuple[int | float, ...]
+# What is expected of a captured value: its type, and None for a run-time number, else one of the
+# classes below. A tuple, since reading one has to cost little.
+Part = tuple[type, Any]
 
 _TENSOR_TYPES = (Tensor, torch.nn.Parameter)
 _PLAIN_TYPES = (bool, str, bytes, type(None), torch.dtype, torch.device)
@@ -45,29 +48,22 @@ class _Unknown(Exception):
 class _Tensor(NamedTuple):
     """A captured tensor; its shape decides whether gathers stay inside."""
 
-    kind: type
     dtype: torch.dtype
     shape: torch.Size
     requires_grad: bool
+    layout: torch.layout
+    device: torch.device
 
     def read(self, value: Any, tensors: list[Tensor], numbers: list[int | float]) -> bool:
         tensors.append(value)
+        dtype, shape, requires_grad, layout, device = self
         return (
-            type(value) is self.kind
-            and value.dtype is self.dtype
-            and value.shape == self.shape
-            and value.requires_grad is self.requires_grad
+            value.dtype is dtype
+            and value.shape == shape
+            and value.requires_grad is requires_grad
+            and value.layout is layout
+            and value.device == device
         )
-
-
-class _Number(NamedTuple):
-    """A run-time scalar: free to change its value."""
-
-    kind: type
-
-    def read(self, value: Any, tensors: list[Tensor], numbers: list[int | float]) -> bool:
-        numbers.append(value)
-        return type(value) is self.kind
 
 
 class _Constant(NamedTuple):
@@ -76,15 +72,14 @@ class _Constant(NamedTuple):
     value: int | float
 
     def read(self, value: Any, tensors: list[Tensor], numbers: list[int | float]) -> bool:
-        return type(value) is type(self.value) and same(value, self.value)
+        return same(value, self.value)
 
 
 class _Plain(NamedTuple):
-    kind: type
     value: Any
 
     def read(self, value: Any, tensors: list[Tensor], numbers: list[int | float]) -> bool:
-        return type(value) is self.kind and value == self.value
+        return value == self.value
 
 
 class _Same(NamedTuple):
@@ -97,16 +92,10 @@ class _Same(NamedTuple):
 
 
 class _Sequence(NamedTuple):
-    kind: type
-    parts: tuple[Any, ...]
+    parts: tuple[Part, ...]
 
     def read(self, value: Any, tensors: list[Tensor], numbers: list[int | float]) -> bool:
-        if type(value) is not self.kind or len(value) != len(self.parts):
-            return False
-        for part, inner in zip(self.parts, value, strict=True):
-            if not part.read(inner, tensors, numbers):
-                return False
-        return True
+        return _read(self.parts, value, tensors, numbers)
 
 
 class _Function(NamedTuple):
@@ -116,45 +105,69 @@ class _Function(NamedTuple):
     """
 
     code: CodeType
-    cells: tuple[Any, ...]
-    defaults: tuple[Any, ...]
-    words: tuple[tuple[str, Any], ...]
-    names: tuple[tuple[str, Any], ...]
+    cells: tuple[Part, ...]
+    defaults: tuple[Part, ...]
+    words: tuple[tuple[str, Part], ...]
+    names: tuple[tuple[str, Part | None], ...]
 
     def read(self, value: Any, tensors: list[Tensor], numbers: list[int | float]) -> bool:
-        if type(value) is not FunctionType or value.__code__ is not self.code:
+        code, cells, defaults, words, names = self
+        if value.__code__ is not code:
             return False
-        if self.cells:
-            # The code decides the number of cells. An empty one raises ValueError.
-            for part, cell in zip(self.cells, value.__closure__ or (), strict=True):
-                if not part.read(cell.cell_contents, tensors, numbers):
-                    return False
-        if value.__defaults__ or self.defaults:
-            defaults = value.__defaults__ or ()
-            if len(defaults) != len(self.defaults):
-                return False
-            for part, default in zip(self.defaults, defaults, strict=True):
-                if not part.read(default, tensors, numbers):
-                    return False
-        if value.__kwdefaults__ or self.words:
-            words = value.__kwdefaults__ or {}
-            if tuple(words) != tuple([word for word, _ in self.words]):
-                return False
-            for word, part in self.words:
-                if not part.read(words[word], tensors, numbers):
-                    return False
-        return not self.names or self._reads_globals(value.__globals__, tensors, numbers)
+        # The code decides the number of cells. An empty one raises ValueError.
+        if cells and not _read(
+            cells, [cell.cell_contents for cell in value.__closure__], tensors, numbers
+        ):
+            return False
+        found = value.__defaults__
+        if (found or defaults) and not _read(defaults, found or (), tensors, numbers):
+            return False
+        found = value.__kwdefaults__
+        if (found or words) and not _read_words(words, found or {}, tensors, numbers):
+            return False
+        return not names or _read_globals(names, value.__globals__, tensors, numbers)
 
-    def _reads_globals(
-        self, space: dict[str, Any], tensors: list[Tensor], numbers: list[int | float]
-    ) -> bool:
-        for name, part in self.names:
-            if part is None:
-                if name in space:
-                    return False
-            elif name not in space or not part.read(space[name], tensors, numbers):
+
+def _read(
+    parts: tuple[Part, ...], values: Any, tensors: list[Tensor], numbers: list[int | float]
+) -> bool:
+    """Add the tensors and numbers among values to the lists; False where one is not expected."""
+    if len(parts) != len(values):
+        return False
+    for (kind, expected), value in zip(parts, values):
+        if type(value) is not kind:
+            return False
+        if expected is None:
+            numbers.append(value)
+        elif not expected.read(value, tensors, numbers):
+            return False
+    return True
+
+
+def _read_words(
+    words: tuple[tuple[str, Part], ...],
+    found: dict[str, Any],
+    tensors: list[Tensor],
+    numbers: list[int | float],
+) -> bool:
+    if tuple(found) != tuple([word for word, _ in words]):
+        return False
+    return _read(tuple([part for _, part in words]), tuple(found.values()), tensors, numbers)
+
+
+def _read_globals(
+    names: tuple[tuple[str, Part | None], ...],
+    space: dict[str, Any],
+    tensors: list[Tensor],
+    numbers: list[int | float],
+) -> bool:
+    for name, part in names:
+        if part is None:
+            if name in space:
                 return False
-        return True
+        elif name not in space or not _read((part,), (space[name],), tensors, numbers):
+            return False
+    return True
 
 
 class ModReader:
@@ -183,11 +196,12 @@ class ModReader:
         self.code = function.code
         self._function = function
         self._aliases = _aliases(tensors)
-        self._captures = plan.captures
+        # None where every tensor is a capture, in order.
+        self._captures = None if plan.captures == tuple(range(len(tensors))) else plan.captures
         self._default_dtype = torch.get_default_dtype()
         self._guards = plan.guards
         # Of other numbers of heads, or other numbers in an index, the checks may say no.
-        self._heads = [(n, known) for n, known in zip(plan.heads, traced.heads, strict=True)]
+        self._heads = tuple(zip(plan.heads, traced.heads, strict=True))
         is_pinned = any(not gather.is_plain for gather in direct_gathers(plan.graph))
         self._pinned = traced.scalars if is_pinned else None
         self._recipes: tuple[Recipe, ...] = plan.scalars
@@ -195,8 +209,8 @@ class ModReader:
         is_direct = all(recipe[0] == "number" for recipe in plan.scalars)
         self._direct = tuple([recipe[1] for recipe in plan.scalars]) if is_direct else None
 
-    def read(self, mod: Any, device: torch.device) -> Read | None:
-        """Return (captured tensors, run-time scalars) of a call on `device`; None: survey again.
+    def read(self, mod: Any, captures: list[Tensor]) -> Scalars | None:
+        """Return the run-time scalars of a call and add its captures; None: survey again.
 
         Raises:
             ValueError: a cell of the function is empty.
@@ -209,23 +223,29 @@ class ModReader:
             return None
         if len(tensors) > 1 and _aliases(tensors) != self._aliases:
             return None
-        for recipe, value in self._guards:
-            if not same(cook(recipe, numbers, tensors), value):
-                return None
-        for recipe, heads in self._heads:
-            if isinstance(recipe, tuple) and cook(recipe, numbers, tensors) != heads:
-                return None
-        captures = [tensors[place] for place in self._captures]
-        for capture in captures:
-            if capture.layout is not torch.strided or (
-                capture.device != device and not _is_host_number(capture)
-            ):
-                return None
+        if (self._guards or self._heads) and not self._holds(tensors, numbers):
+            return None
+        if self._captures is None:
+            captures += tensors
+        else:
+            captures += [tensors[place] for place in self._captures]
+        if not self._recipes:
+            return ()
         if self._direct is not None:
             scalars = tuple([numbers[place] for place in self._direct])
         else:
             scalars = tuple([cook(recipe, numbers, tensors) for recipe in self._recipes])
-        return None if self._pinned not in (None, scalars) else (captures, scalars)
+        return scalars if self._pinned is None or scalars == self._pinned else None
+
+    def _holds(self, tensors: list[Tensor], numbers: list[int | float]) -> bool:
+        """Return whether what Python code branched on, and the heads, are those of the trace."""
+        for recipe, value in self._guards:
+            if not same(cook(recipe, numbers, tensors), value):
+                return False
+        for recipe, heads in self._heads:
+            if isinstance(recipe, tuple) and cook(recipe, numbers, tensors) != heads:
+                return False
+        return True
 
 
 def reader_of(
@@ -248,7 +268,7 @@ def reader_of(
     if plan is None or plan.graph is not traced.graph:
         return None
     try:
-        function = _part_of_function(mod, True, 0)
+        function = _function_of(mod, True, 0)
     except _Unknown:
         return None
     tensors: list[Tensor] = []
@@ -264,48 +284,51 @@ def reader_of(
     return ModReader(function, plan, tensors, traced)
 
 
-def _is_host_number(capture: Tensor) -> bool:
-    return capture.dim() == 0 and capture.is_cpu and not capture.requires_grad
-
-
 def _aliases(tensors: list[Tensor]) -> tuple[int, ...]:
     """Return, for each tensor, the place of the first that is the same object."""
     first: dict[int, int] = {}
     return tuple([first.setdefault(id(tensor), n) for n, tensor in enumerate(tensors)])
 
 
-def _part_of(value: Any, free: bool, depth: int) -> Any:
+def _part_of(value: Any, free: bool, depth: int) -> Part:
     """Return what has to be read of a captured value; numbers are run-time ones where `free`."""
     kind: Any = type(value)
+    expected: Any = None
     if depth > _MAX_DEPTH:
         raise _Unknown
     if kind is int or kind is float:
-        return _Number(kind) if free else _Constant(value)
-    if kind in _TENSOR_TYPES:
-        return _Tensor(kind, value.dtype, value.shape, value.requires_grad)
-    if value is made_for:
-        return _Same(value)
-    if kind is FunctionType:
-        if not (value.__module__ or "").startswith("torch."):
-            return _part_of_function(value, free, depth)
-        if not free:
-            return _Same(value)
+        expected = None if free else _Constant(value)
+    elif kind in _TENSOR_TYPES:
+        expected = _Tensor(
+            value.dtype, value.shape, value.requires_grad, value.layout, value.device
+        )
+    elif value is made_for or _is_of_torch(value, free):
+        expected = _Same(value)
+    elif kind is FunctionType and not (value.__module__ or "").startswith("torch."):
+        expected = _function_of(value, free, depth)
     elif kind in _PLAIN_TYPES:
-        return _Plain(kind, value)
-    elif kind in (ModuleType, BuiltinFunctionType) or (
-        kind is type and value.__module__ in ("builtins", "torch")
-    ):
-        return _Same(value)
+        expected = _Plain(value)
     elif kind is tuple or kind is list:
         parts = [_part_of(inner, free and callable(inner), depth + 1) for inner in value]
-        return _Sequence(kind, tuple(parts))
-    raise _Unknown
+        expected = _Sequence(tuple(parts))
+    else:
+        raise _Unknown
+    return kind, expected
 
 
-def _part_of_function(fn: FunctionType, free: bool, depth: int) -> _Function:
+def _is_of_torch(value: Any, free: bool) -> bool:
+    """Return whether a value is a module, a builtin, a class or, as a global, torch's function."""
+    kind: Any = type(value)
+    if kind is FunctionType:
+        return not free and (value.__module__ or "").startswith("torch.")
+    is_class = kind is type and value.__module__ in ("builtins", "torch")
+    return is_class or kind is ModuleType or kind is BuiltinFunctionType
+
+
+def _function_of(fn: FunctionType, free: bool, depth: int) -> _Function:
     code = fn.__code__
     facts = code_facts(code)
-    cells: list[Any] = []
+    cells: list[Part] = []
     for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
         try:
             content = cell.cell_contents
@@ -314,7 +337,7 @@ def _part_of_function(fn: FunctionType, free: bool, depth: int) -> _Function:
         if content is fn or (name in facts.chains and has_attributes(content)):
             raise _Unknown
         cells.append(_part_of(content, free, depth + 1))
-    names: list[tuple[str, Any]] = []
+    names: list[tuple[str, Part | None]] = []
     for name in facts.global_names:
         if name not in fn.__globals__:
             names.append((name, None))
@@ -322,8 +345,7 @@ def _part_of_function(fn: FunctionType, free: bool, depth: int) -> _Function:
         content = fn.__globals__[name]
         if content is fn:
             raise _Unknown
-        is_tensor = isinstance(content, Tensor)
-        names.append((name, _part_of(content, free and is_tensor, depth + 1)))
+        names.append((name, _part_of(content, free and isinstance(content, Tensor), depth + 1)))
     words = fn.__kwdefaults__ or {}
     return _Function(
         code,

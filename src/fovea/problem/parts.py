@@ -14,13 +14,12 @@ from torch import Tensor
 
 from fovea.mods.graph import Graph
 from fovea.mods.trace import TracedMod
+from fovea.problem.known_mods import Scalars
 from fovea.problem.value import AttentionProblem, Causal, Varlen, Window
 from fovea.tiling.block_lists import BlockLists
 
 # Stands where a tensor was among the numbers.
 _PLACE = torch.empty(0)
-
-Scalars = tuple[int | float, ...]
 
 
 class ModFacts(NamedTuple):
@@ -33,15 +32,10 @@ class ModFacts(NamedTuple):
     num_captures: int
 
 
-class Numbers(NamedTuple):
-    """Run-time numbers of a problem; scalars of score_mod, mask_mod and the block mask's mod.
-
-    A scale or softcap that is a tensor is among the tensors.
-    """
-
-    softcap: float | Tensor | None
-    scale: float | Tensor
-    scalars: tuple[Scalars, Scalars, Scalars]
+# Run-time numbers of a problem: softcap, scale, and the scalars of score_mod, mask_mod and the
+# block mask's mod. A softcap or scale that is a tensor is among the tensors. A plain tuple, since
+# one is made in every call.
+Numbers = tuple[float | Tensor | None, float | Tensor, tuple[Scalars, Scalars, Scalars]]
 
 
 class Facts(NamedTuple):
@@ -87,7 +81,7 @@ def tensors_of(problem: AttentionProblem) -> list[Tensor | None]:
 def numbers_of(problem: AttentionProblem) -> Numbers:
     """Return the run-time numbers of a problem."""
     score_mod, mask_mod, block_mod = problem.score_mod, problem.mask_mod, problem.block_mask_mod
-    return Numbers(
+    return (
         _PLACE if isinstance(problem.softcap, Tensor) else problem.softcap,
         _PLACE if isinstance(problem.scale, Tensor) else problem.scale,
         (
@@ -124,14 +118,15 @@ def facts_of(problem: AttentionProblem) -> Facts:
 
 def problem_of(facts: Facts, numbers: Numbers, tensors: Sequence[Any]) -> AttentionProblem:
     """Return the problem that `facts_of`, `numbers_of` and `tensors_of` took apart."""
+    softcap, scale, scalars_of_mods = numbers
     rest = iter(tensors)
     q, k, v, sink = next(rest), next(rest), next(rest), next(rest)
     mods = [
         _mod_of(mod, scalars, rest)
-        for mod, scalars in zip(facts.mods, numbers.scalars, strict=True)
+        for mod, scalars in zip(facts.mods, scalars_of_mods, strict=True)
     ]
-    scale = next(rest) if numbers.scale is _PLACE else numbers.scale
-    softcap = next(rest) if numbers.softcap is _PLACE else numbers.softcap
+    scale = next(rest) if scale is _PLACE else scale
+    softcap = next(rest) if softcap is _PLACE else softcap
     lists = None if facts.lists is None else _lists_of(facts.lists, rest)
     varlen = None if facts.lengths is None else _varlen_of(facts.lengths, rest)
     return AttentionProblem(

@@ -157,6 +157,10 @@ class ForwardResult(NamedTuple):
     max_score: Tensor | None
 
 
+# out, lse and max_score: a ForwardResult, or a plain tuple where one is made in every call.
+Results = tuple[Tensor, Tensor, Tensor | None]
+
+
 class GradientNeeds(NamedTuple):
     """Which gradients a backward has to compute; score_captures has one flag a captured tensor."""
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 from fovea.plan.numerics import LOG2_E
 from fovea.plan.select import band_of
 from fovea.plan.sm90 import ForwardPlan
-from fovea.problem import AttentionProblem, ForwardResult, strides_in_order
+from fovea.problem import AttentionProblem, Results, strides_in_order
 from fovea.problem.parts import Numbers
 from fovea.tiling.order import section_heads
 
@@ -29,13 +29,14 @@ class ForwardLaunch:
     """Forward launches of one kernel on one layout: everything but tensors and numbers is ready.
 
     `launcher` takes what the kernel's host function does, without the stream. `takes_as_is` says
-    that q, k, v and out need no copy, whatever their addresses are aligned to; `has_plain_captures`
-    the same of captured tensors, whatever their sizes.
+    that q, k, v and out need no copy, whatever their addresses are aligned to; `has_layout_of_q`
+    that out is laid out as q; `has_plain_captures` that captures go along as they are unless empty.
     """
 
     __slots__ = (
         "device",
         "dtype",
+        "has_layout_of_q",
         "has_plain_captures",
         "integers",
         "is_dynamic",
@@ -62,6 +63,10 @@ class ForwardLaunch:
         self.dtype = problem.dtype
         self.out_shape = (*problem.q.shape[:-1], problem.head_dim_v)
         self.out_strides = strides_in_order(self.out_shape, problem.q.stride())
+        self.has_layout_of_q = (self.out_shape, self.out_strides) == (
+            problem.q.shape,
+            problem.q.stride(),
+        )
         self.lse_shape = problem.lse_shape
         self.lse_strides = strides_in_order(self.lse_shape, (0,) * len(self.lse_shape))
         layouts = [(t.shape, t.stride()) for t in (problem.q, problem.k, problem.v)]
@@ -85,7 +90,7 @@ class ForwardLaunch:
         numbers: Numbers,
         lse: Tensor | None = None,
         counter: Tensor | None = None,
-    ) -> ForwardResult:
+    ) -> Results:
         """Launch on the current stream of the tensors' device.
 
         Args:
@@ -94,9 +99,12 @@ class ForwardLaunch:
             counter: a zero that no other launch has; None makes one where it is needed.
         """
         q, k, v, sink = tensors[0], tensors[1], tensors[2], tensors[3]
-        out = torch.empty_strided(
-            self.out_shape, self.out_strides, dtype=self.dtype, device=self.device
-        )
+        if self.has_layout_of_q:
+            out = torch.empty_like(q)  # quicker than saying it all
+        else:
+            out = torch.empty_strided(
+                self.out_shape, self.out_strides, dtype=self.dtype, device=self.device
+            )
         target = out
         if (
             not self.takes_as_is
@@ -131,7 +139,7 @@ class ForwardLaunch:
         )
         if target is not out:
             out.copy_(target[..., : out.shape[-1]])
-        return ForwardResult(out, lse, max_score)
+        return out, lse, max_score
 
     def _row_numbers(self) -> Tensor:
         return torch.empty_strided(

@@ -19,7 +19,7 @@ from fovea.compile.target import CompileTarget, native_host_triple
 from fovea.compile.variant import ForwardVariant
 from fovea.plan.select import forward_plan, needs_wide_integers
 from fovea.plan.sm90 import ForwardPlan
-from fovea.problem import AttentionProblem, ForwardResult
+from fovea.problem import AttentionProblem, ForwardResult, Results
 from fovea.problem.parts import Numbers, numbers_of, tensors_of
 from fovea.runtime.arguments import ForwardLaunch
 from fovea.runtime.module import Launcher, load
@@ -38,12 +38,12 @@ def forward(problem: AttentionProblem) -> ForwardResult:
         result = trivial_forward(problem)
         assert result is not None
         return result
-    return launch(tensors_of(problem), numbers_of(problem))
+    return ForwardResult(*launch(tensors_of(problem), numbers_of(problem)))
 
 
 def launch_of(
     problem: AttentionProblem,
-) -> Callable[[Sequence[Tensor | None], Numbers, bool], ForwardResult] | None:
+) -> Callable[[Sequence[Tensor | None], Numbers, bool], Results] | None:
     """Return what launches calls like this one, None where they need no kernel.
 
     It takes (tensors, numbers, keeps_lse); without `keeps_lse` the lse is overwritten by a later
@@ -54,7 +54,7 @@ def launch_of(
         return None
     device, lse_shape, is_dynamic = launch.device, launch.lse_shape, launch.is_dynamic
 
-    def run(tensors: Sequence[Tensor | None], numbers: Numbers, keeps_lse: bool) -> ForwardResult:
+    def run(tensors: Sequence[Tensor | None], numbers: Numbers, keeps_lse: bool) -> Results:
         memory = stream_memory(device) if is_dynamic or not keeps_lse else None
         if memory is None:
             return launch(tensors, numbers)

@@ -53,7 +53,8 @@ def emulate(
     launch = ForwardLaunch(
         problem, plan, num_sms, lambda *arguments: results.extend(run(*arguments))
     )
-    return launch(tensors_of(problem), numbers_of(problem)), tuple(results)
+    found = ForwardResult(*launch(tensors_of(problem), numbers_of(problem)))
+    return found, tuple(results)
 
 
 @functools.cache
