@@ -33,16 +33,6 @@ def _load_table():
 
 
 table = _load_table()
-NO_PENDING_COUNT = pytest.mark.xfail(
-    strict=False, reason="mbarrier.pending_count is in the table of forms and raises when it is met"
-)
-
-
-def parameters():
-    for path in FILES:
-        is_lacking = path.stem in ("mbarrier_pending_count", "mbarrier_arrive_noComplete")
-        marks = NO_PENDING_COUNT if is_lacking else ()
-        yield pytest.param(path, id=f"{path.parent.name}/{path.stem}", marks=marks)
 
 
 def aligned(words: np.ndarray) -> np.ndarray:
@@ -80,14 +70,14 @@ def run(case, seed: int = 0) -> np.ndarray:
     return arrays["out"]
 
 
-@pytest.mark.parametrize("path", list(parameters()))
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_block_case_gives_its_outputs(path):
     case = table.read(path)
     np.testing.assert_array_equal(run(case), case.expected)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", list(parameters()))
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_block_case_is_silent_and_equal_under_schedules(path):
     case = table.read(path)
     for seed in range(1, 6):
