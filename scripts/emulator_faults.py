@@ -29,7 +29,7 @@ from fovea.compile.variant import ForwardVariant
 from fovea.emulator import EmulatorError, Options, load_launcher
 from fovea.emulator.planting import PlantedFault, plant_faults
 from fovea.plan.select import forward_plan
-from fovea.problem import AttentionProblem
+from fovea.problem import AttentionProblem, ForwardResult
 from fovea.problem.parts import numbers_of, tensors_of
 from fovea.runtime.arguments import ForwardLaunch
 from fovea.testing.inputs import Shape
@@ -68,8 +68,8 @@ class Kernel:
                 SMS,
                 lambda *arguments: results.extend(launcher(*arguments, options=options)),
             )
-            out = launch(tensors_of(self.problem), numbers_of(self.problem)).out
-            return out, tuple(results)
+            found = ForwardResult(*launch(tensors_of(self.problem), numbers_of(self.problem)))
+            return found.out, tuple(results)
 
         return run
 

@@ -6,6 +6,7 @@ done in the caller's arrays, or raises an EmulatorError.
 """
 
 import ctypes
+import math
 import operator
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -210,7 +211,7 @@ def _check_kernel_geometry(
     if required and block != _three("reqntid", required):
         raise LaunchError(f"block={block}, but kernel {kernel.name} has .reqntid {required}")
     limit = kernel.max_block
-    if limit and int(np.prod(block)) > int(np.prod(limit)):
+    if limit and math.prod(block) > math.prod(limit):
         raise LaunchError(f"block={block} exceeds .maxntid {limit} of kernel {kernel.name}")
     wanted = kernel.required_cluster
     if wanted and cluster != _three("reqnctapercluster", wanted):

@@ -14,7 +14,7 @@ from fovea.emulator.errors import IllegalOperand, RaceError
 from fovea.emulator.isa import instruction
 from fovea.emulator.isa.instruction import ALL_LANES, Action, Array, Decoded, Instruction
 from fovea.emulator.isa.shuffle import check_members
-from fovea.emulator.machine.barrier import COUNT_LIMIT, MBarrier
+from fovea.emulator.machine.barrier import COUNT_LIMIT, STATE_SHIFT, MBarrier
 from fovea.emulator.machine.memory import RANK_SHIFT, SHARED_WINDOW, WINDOW_SHIFT
 from fovea.emulator.machine.warp import Wait
 from fovea.emulator.ptx.types import LANES
@@ -160,7 +160,7 @@ def _arrive(
         access = w.touch(ins, mask)
         for lane in lanes_of(mask):
             barrier = barrier_at(ins, w, int(addresses[lane]), lane)
-            states[lane] = barrier.phase
+            states[lane] = barrier.state
             if sizes is not None:
                 _check(barrier.expect_tx(int(sizes[lane])), ins, w, lane)
             count = 1 if counts is None else int(counts[lane])
@@ -321,8 +321,9 @@ def mbarrier_try_wait(ins: Instruction) -> Decoded:
 @instruction("mbarrier.pending_count.b64 count, state", source="PTX ISA 9.7.13.16.17",
              evidence="manual-only", kind="sync")  # fmt: skip
 def mbarrier_pending_count(ins: Instruction) -> Decoded:
-    """Not available: the state token of this emulator holds the phase only."""
-    raise ins.error("mbarrier.pending_count is not implemented: state tokens are opaque here")
+    """count = arrivals that were pending before the arrival that gave `state`."""
+    read, write = ins.read("state", "u64"), ins.write("count", "u32")
+    return lambda w, mask: write(w, mask, (read(w) >> STATE_SHIFT).astype(np.uint32))
 
 
 # --- named barriers -------------------------------------------------------------------------------

@@ -7,10 +7,14 @@ comes in, never later, and hands on the clocks of everything that came in.
 
 from typing import Any
 
+import numpy as np
+
 from fovea.emulator.races import Access, Clock
 
 TX_LIMIT = (1 << 20) - 1  # PTX ISA 9.7.13.15.1: valid range of tx-count
 COUNT_LIMIT = (1 << 20) - 1  # PTX ISA 9.7.13.15.1: valid range of the expected arrival count
+STATE_SHIFT = np.uint64(32)
+_PHASE_MASK = (1 << 32) - 1
 
 
 class MBarrier:
@@ -108,7 +112,12 @@ class MBarrier:
 
     def is_state_complete(self, state: int) -> bool:
         """Return whether the phase a `state` token belongs to has completed."""
-        return self.phase != state
+        return self.phase & _PHASE_MASK != state & _PHASE_MASK
+
+    @property
+    def state(self) -> int:
+        """The token that an arrival now returns: the phase, and above it the pending count."""
+        return self.phase & _PHASE_MASK | self.pending << int(STATE_SHIFT)
 
     def describe(self) -> str:
         """Return counts and phase, and who has and who might still arrive."""

@@ -222,8 +222,10 @@ class KernelProgram:
         if action is None:
             try:
                 action = instruction.entry.decode(instruction)
-            except PtxError:
-                raise
+            except PtxError as error:
+                if error.line:
+                    raise
+                raise instruction.error(str(error)) from None
             except Exception as error:
                 raise PtxError(
                     f"cannot decode `{instruction.text}`: {type(error).__name__}: {error}",

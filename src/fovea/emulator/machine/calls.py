@@ -72,6 +72,12 @@ def plan_call(ins: Instruction, signatures: Mapping[str, Signature]) -> CallPlan
             ins.line,
             ins.opcode,
         )
+    count = {"vprintf": 2, "__assertfail": 5}[function.name]
+    if len(arguments) != count:
+        raise PtxError(
+            f"`{ins.text}`: {function.name} takes {count} parameters, got {len(arguments)}",
+            ins.line,
+        )
     return CallPlan(builtin=makers[function.name](ins, results, arguments))
 
 

@@ -5,6 +5,7 @@ schedule (`schedule.py`) and the interface (`run.py`). Invariant: agents of a cl
 warps first (`rank * warps + warp`), then the slots of asynchronous work.
 """
 
+import math
 from random import Random
 from typing import Any
 
@@ -72,7 +73,7 @@ class Machine:
         self.cancelled: set[int] = set()
         self.next_cluster = 0
         self.cluster_grid = tuple(g // c for g, c in zip(grid, cluster))
-        self.num_clusters = int(np.prod(self.cluster_grid))
+        self.num_clusters = math.prod(self.cluster_grid)
 
     def notify(self) -> None:
         """Note that something changed that a waiting warp may be waiting for."""
@@ -108,8 +109,8 @@ class Cluster:
         gx, gy, _ = machine.cluster_grid
         self.index = (number % gx, number // gx % gy, number // (gx * gy))
         self.shape = machine.cluster_shape
-        size = int(np.prod(self.shape))
-        threads = int(np.prod(machine.block))
+        size = math.prod(self.shape)
+        threads = math.prod(machine.block)
         self.warps_per_cta = -(-threads // LANES)
         generic = self.warps_per_cta * size
         slots = ASYNC_SLOTS_PER_CTA * size
@@ -197,7 +198,7 @@ class Cta:
         return shared
 
     def _make_warps(self, machine: Machine) -> list[Warp]:
-        threads = int(np.prod(machine.block))
+        threads = math.prod(machine.block)
         warps: list[Warp] = []
         for index in range(self.cluster.warps_per_cta):
             mask = np.arange(index * LANES, (index + 1) * LANES) < threads
@@ -322,10 +323,10 @@ def check_geometry(grid: Dim, block: Dim, cluster: Dim) -> None:
     ):
         if any(not 1 <= size <= limit for size, limit in zip(dim, limits)):
             raise LaunchError(f"{label}={dim} must lie in 1..{limits}")
-    if int(np.prod(block)) > 1024:
-        raise LaunchError(f"block={block} has {int(np.prod(block))} threads (at most 1024)")
-    if int(np.prod(cluster)) > 16:
-        raise LaunchError(f"cluster={cluster} has {int(np.prod(cluster))} CTAs (at most 16)")
+    if math.prod(block) > 1024:
+        raise LaunchError(f"block={block} has {math.prod(block)} threads (at most 1024)")
+    if math.prod(cluster) > 16:
+        raise LaunchError(f"cluster={cluster} has {math.prod(cluster)} CTAs (at most 16)")
     if any(g % c for g, c in zip(grid, cluster)):
         raise LaunchError(f"grid={grid} is not a multiple of cluster={cluster}")
 

@@ -21,6 +21,9 @@ TARGETS = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_
            "sm_101a", "sm_103", "sm_103a", "sm_103f", "sm_110", "sm_110a", "sm_120",
            "sm_120a")  # fmt: skip
 
+# CUDA programming guide, table of technical specifications; parameters: PTX ISA 5.1.6
+_CONST_BYTES, _LOCAL_BYTES, _PARAMETER_BYTES = 1 << 16, 1 << 19, 32764
+
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
@@ -51,6 +54,15 @@ class Kernel:
 def align_up(value: int, align: int) -> int:
     """Return the smallest multiple of `align` that is at least `value`."""
     return -(-value // align) * align
+
+
+def _allocate(size: int, variable: syntax.Variable) -> Array:
+    try:
+        return np.zeros(size, np.uint8)
+    except (MemoryError, ValueError):
+        raise PtxError(
+            f"no memory for the {size} bytes of {variable.name}", variable.line
+        ) from None
 
 
 def variable_bytes(variable: syntax.Variable) -> int:
@@ -89,8 +101,9 @@ class Layout:
             if variable.space == "global":
                 if variable.count is None or variable.is_extern:
                     raise PtxError(f"extern .global {variable.name} has no memory", variable.line)
-                array = np.zeros(variable_bytes(variable) + 256, np.uint8)
-                start = -array.ctypes.data % 256
+                align = max(variable.align, 256)
+                array = _allocate(variable_bytes(variable) + align, variable)
+                start = -array.ctypes.data % align
                 array = array[start : start + variable_bytes(variable)]
                 self.global_arrays[variable.name] = array
                 self.variables[variable.name] = ("global", array.ctypes.data)
@@ -99,6 +112,8 @@ class Layout:
                 constants.append((offset, variable))
                 self.variables[variable.name] = ("const", CONST_WINDOW + offset)
                 offset += variable_bytes(variable)
+                if offset > _CONST_BYTES:
+                    raise PtxError(f"{offset} bytes of .const exceed {_CONST_BYTES}", variable.line)
             elif variable.space != "shared":
                 raise PtxError(f".{variable.space} {variable.name} at module level", variable.line)
         self.constants = np.zeros(align_up(offset, 16), np.uint8)
@@ -110,6 +125,12 @@ class Layout:
 
     def _initialise(self, memory: Array, variable: syntax.Variable) -> None:
         dtype = numpy_dtype(variable.type)
+        if len(variable.initial) * dtype.itemsize > len(memory):
+            raise PtxError(
+                f"{len(variable.initial)} initial values for the {len(memory)} bytes of "
+                f"{variable.name}",
+                variable.line,
+            )
         for position, value in enumerate(variable.initial):
             if isinstance(value, syntax.Symbol):
                 space, address = self.variables.get(value.name, ("", 0))
@@ -246,6 +267,8 @@ def _place_parameters(
         is_array = variable.count is not None and variable.count != 1
         placed.append(Parameter(variable.name, variable.type, offset, size, is_array))
         offset += size
+        if offset > _PARAMETER_BYTES:
+            raise PtxError(f"{offset} bytes of parameters exceed {_PARAMETER_BYTES}", variable.line)
     return tuple(placed), offset
 
 
@@ -256,6 +279,10 @@ def _place_locals(function: syntax.Function, variables: dict[str, tuple[str, int
             offset = align_up(offset, variable.align)
             variables[variable.name] = ("local", offset)
             offset += variable_bytes(variable)
+            if offset > _LOCAL_BYTES:
+                raise PtxError(
+                    f"{offset} bytes of local memory exceed {_LOCAL_BYTES}", variable.line
+                )
     return align_up(offset, 16)
 
 

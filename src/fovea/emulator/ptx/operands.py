@@ -32,6 +32,11 @@ class OperandParser:
         return self._tokens[self._at]
 
     @property
+    def line(self) -> int:
+        """The line the cursor stands at."""
+        return self._token.line
+
+    @property
     def _following(self) -> str:
         """The text of the token after the current one."""
         return self._tokens[self._at + 1].text
@@ -154,7 +159,7 @@ class OperandParser:
             right = self._constant(level + 1)
             if not isinstance(value, int) or not isinstance(right, int):
                 self._fail("constant expressions are of integers")
-            value = _fold(operator, value, right)
+            value = _fold(operator, value, right, self._token.line)
         return value
 
     def _integer(self) -> int:
@@ -196,15 +201,22 @@ class OperandParser:
         text = text.rstrip("U")
         is_octal = len(text) > 1 and text[0] == "0" and text.isdigit()
         try:
-            return int(text, 8) if is_octal else int(text, 0)
+            value = int(text, 8) if is_octal else int(text, 0)
         except ValueError:
-            self._fail(f"{text!r} is no number", token)
+            self._fail(f"{text[:40]!r} is no number", token)
+        if value >= 1 << 64:
+            self._fail(f"{text[:40]} does not fit 64 bits", token)
+        return value
 
 
-def _fold(operator: str, left: int, right: int) -> int:
+def _fold(operator: str, left: int, right: int, line: int) -> int:
+    """Return the value of an operation on 64-bit constants (PTX ISA 4.5.5)."""
     if operator in ("/", "%") and right == 0:
-        raise PtxError("division by zero in a constant expression")
-    return {
+        raise PtxError("division by zero in a constant expression", line)
+    if operator in ("<<", ">>") and not 0 <= right < 64:
+        raise PtxError(f"shift by {right} in a constant expression", line)
+    quotient = abs(left) // abs(right or 1) * (1 if (left < 0) == (right < 0) else -1)
+    value = {
         "|": lambda: left | right,
         "^": lambda: left ^ right,
         "&": lambda: left & right,
@@ -213,6 +225,7 @@ def _fold(operator: str, left: int, right: int) -> int:
         "+": lambda: left + right,
         "-": lambda: left - right,
         "*": lambda: left * right,
-        "/": lambda: int(left / right),
-        "%": lambda: left - right * int(left / right),
+        "/": lambda: quotient,
+        "%": lambda: left - right * quotient,
     }[operator]()
+    return value if -(1 << 63) <= value < 1 << 64 else value & ((1 << 64) - 1)

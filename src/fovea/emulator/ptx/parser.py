@@ -17,6 +17,7 @@ _PERFORMANCE = (".pragma",
                 ".explicitcluster", ".reqnctapercluster", ".maxclusterrank", ".blocksareclusters",
                 ".unique", ".abi_preserve", ".abi_preserve_control")  # fmt: skip
 _TEXT_LIMIT = 160
+_ALIGN_LIMIT = 1 << 20  # far more than any compiler asks for; addresses here keep to it
 
 
 def parse(text: str) -> syntax.ModuleSyntax:
@@ -27,7 +28,11 @@ def parse(text: str) -> syntax.ModuleSyntax:
     """
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PtxError(f"PTX must be a str, got {type(text).__name__}")
-    return _Parser(text).module()
+    parser = _Parser(text)
+    try:
+        return parser.module()
+    except RecursionError:
+        raise PtxError("the text is nested too deeply", parser.line) from None
 
 
 class _Parser(OperandParser):
@@ -166,6 +171,8 @@ class _Parser(OperandParser):
             if word == "align":
                 # `.ptr .align n` speaks of what the pointer points to (PTX ISA 4.5.2.2)
                 value = self._natural()
+                if value <= 0 or value & (value - 1) or value > _ALIGN_LIMIT:
+                    self._fail(f".align {value} must be a power of two up to {_ALIGN_LIMIT}", token)
                 align = align if is_pointer else value
             elif word in ("v2", "v4", "v8"):
                 lanes = int(word[1:])
@@ -228,6 +235,8 @@ class _Parser(OperandParser):
         unique = token.text if scope.outer is None else f"{scope.number}:{token.text}"
         if space == "param" and self._is_entry_signature:
             unique = token.text
+        if token.text in scope.variables and not is_extern:
+            self._fail(f"variable {token.text} is declared twice in one scope", token)
         scope.variables[token.text] = unique
         initial: tuple[int | float | syntax.Symbol, ...] = ()
         if self._accept("="):
