@@ -1,9 +1,12 @@
-"""Calls that between them use every part of a problem."""
+"""Calls that between them use every part of a problem, and a count of calls that are checked."""
+
+import sys
 
 import pytest
 import torch
 
 import fovea
+from fovea.ops import warm
 from fovea.problem import Request, VarlenRequest, make_dense, make_varlen
 
 
@@ -87,3 +90,27 @@ MAKERS = {
 def problem(request):
     """One problem of each kind."""
     return MAKERS[request.param]()
+
+
+@pytest.fixture
+def empty_memo():
+    """Nothing is known of earlier calls."""
+    warm.clear()
+    yield
+    warm.clear()
+
+
+@pytest.fixture
+def checked(monkeypatch, empty_memo):
+    """A list that grows with every call of fovea.attention whose arguments are checked."""
+    seen = []
+    # The package has the function under the module's name.
+    api = sys.modules["fovea.api.attention"]
+    make_dense = api.make_dense
+
+    def spy(*arguments):
+        seen.append(arguments)
+        return make_dense(*arguments)
+
+    monkeypatch.setattr(api, "make_dense", spy)
+    return seen
