@@ -23,7 +23,15 @@ from fovea.emulator.errors import (
 from fovea.emulator.isa.instruction import ALL_LANES, Instruction
 from fovea.emulator.machine.grid import Cluster, Machine
 from fovea.emulator.machine.registers import registers_of
-from fovea.emulator.machine.warp import DIVERGED, Split, Uninitialised, Unreadable, Warp
+from fovea.emulator.machine.warp import (
+    DIVERGED,
+    InFlight,
+    PackedInFlight,
+    Split,
+    Uninitialised,
+    Unreadable,
+    Warp,
+)
 from fovea.emulator.ptx import syntax
 
 # scheduler steps without any event after which another cluster is started: a running one may be
@@ -332,6 +340,9 @@ def _check_left_over(warp: Warp) -> None:
                 )
 
 
+_UNREADABLE = (Uninitialised, InFlight, PackedInFlight)
+
+
 # --- faults -----------------------------------------------------------------------------------
 
 
@@ -351,7 +362,7 @@ def _translated(error: Exception, warp: Warp, segment: Any, program: Any) -> Emu
     instruction = _instruction_of(error, segment)
     if instruction is None:
         return EmulatorError(f"internal error: {type(error).__name__}: {error}")
-    for operand in _sources(instruction):
+    for operand in _sources(instruction, error):
         value = warp.registers[instruction.slot(operand).index]
         if isinstance(value, Unreadable):
             message = f"register {operand.name} {value.describe()}"
@@ -366,13 +377,22 @@ def _translated(error: Exception, warp: Warp, segment: Any, program: Any) -> Emu
     )
 
 
-def _sources(instruction: Instruction) -> Iterable[syntax.Register]:
-    """Yield the registers an instruction reads: all but a destination in first place."""
+def _sources(instruction: Instruction, error: Exception) -> Iterable[syntax.Register]:
+    """Yield the registers an instruction reads: all but a destination in first place.
+
+    The first operand comes last, and only if the exception speaks of an unreadable register: it
+    is a source of the few instructions that have no destination (`bar.sync %r1`).
+    """
     if instruction.guard is not None:
         yield instruction.guard.register
+    first: list[syntax.Register] = []
     for position, operand in enumerate(instruction.operands.values()):
         if position or isinstance(operand, syntax.Memory):
             yield from registers_of(operand)
+        else:
+            first = registers_of(operand)
+    if any(f"'{kind.__name__}'" in str(error) for kind in _UNREADABLE):
+        yield from first
 
 
 def _instruction_of(error: BaseException, segment: Any) -> Instruction | None:

@@ -1,5 +1,6 @@
 """Bad texts and launches: a structured error with its line, whatever the text says."""
 
+import itertools
 import random
 import re
 from typing import Any
@@ -172,6 +173,23 @@ def test_mutated_text_never_raises_anything_but_a_located_error(
             pieces[place] += pieces[other]
         else:
             pieces[place] = _JUNK[other % len(_JUNK)]
+    _check_outcome("".join(pieces), seed)
+
+
+_OPERANDS = [n for n, piece in enumerate(_PIECES) if re.match(r"%\w|v\.|\d+$|0x", piece)]
+
+
+@settings(max_examples=250, deadline=None, derandomize=True)
+@given(
+    places=st.lists(st.sampled_from(_OPERANDS), min_size=2, max_size=4),
+    seed=st.integers(0, 3),
+)
+def test_exchanged_operands_never_raise_anything_but_a_located_error(
+    places: list[int], seed: int
+) -> None:
+    pieces = list(_PIECES)
+    for place, other in itertools.pairwise(places):
+        pieces[place] = _PIECES[other]
     _check_outcome("".join(pieces), seed)
 
 

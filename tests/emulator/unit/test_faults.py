@@ -27,6 +27,11 @@ def test_uninitialised_register_names_register_and_line() -> None:
     assert info.value.where.warp == 0
 
 
+def test_uninitialised_source_in_first_place_is_named() -> None:
+    with pytest.raises(emulator.UninitialisedRead, match="register %a was never written"):
+        run(".reg .b32 %a;\nbar.sync %a;")
+
+
 def test_uninitialised_shared_read_names_lane_and_address() -> None:
     body = """.shared .align 4 .b8 s[128];
     .reg .b32 %a, %b; .reg .pred %p;
