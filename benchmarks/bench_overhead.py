@@ -42,9 +42,10 @@ def posing_gpu(launch: Callable[..., Any] = launcher) -> Iterator[None]:
         (cuda, "arch_of", lambda device: SM90),
         (cuda, "_launcher", lambda plan, arch, device: launch),
         (cuda, "_num_sms", lambda device: 132),
+        (cuda, "is_capturing", lambda: False),
         (stream_memory, "_current_device", lambda: None),
         (stream_memory, "_current_stream", lambda index: 0),
-        (stream_memory, "_is_capturing", lambda: False),
+        (stream_memory, "is_capturing", lambda: False),
     ]
     with ExitStack() as stack:
         for where, name, stand_in in places:

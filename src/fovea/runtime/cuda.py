@@ -22,6 +22,7 @@ from fovea.plan.sm90 import ForwardPlan
 from fovea.problem import AttentionProblem, ForwardResult, Results
 from fovea.problem.parts import Numbers, numbers_of, tensors_of
 from fovea.runtime.arguments import ForwardLaunch
+from fovea.runtime.capture import is_capturing, unrelated_calls_allowed
 from fovea.runtime.module import Launcher, load
 from fovea.runtime.stream_memory import stream_memory
 from fovea.runtime.trivial import is_trivial, trivial_forward
@@ -91,10 +92,25 @@ def _launch(problem: AttentionProblem) -> ForwardLaunch | None:
         plan = forward_plan(problem, arch)
         launcher = _launcher(plan, arch, problem.device)
         found = ForwardLaunch(problem, plan, _num_sms(problem.device), launcher)
+        if is_capturing():
+            found.launcher = _opening(found)
         if len(_launches) >= _LIMIT:
             _launches.clear()
         _launches[key] = found
     return found
+
+
+def _opening(launch: ForwardLaunch) -> Launcher:
+    """Return a launcher for the first call, which may have to put the kernel on its devices."""
+    launcher = launch.launcher
+
+    def run(*arguments: Any) -> Any:
+        with unrelated_calls_allowed():
+            result = launcher(*arguments)
+        launch.launcher = launcher
+        return result
+
+    return run
 
 
 def _key(problem: AttentionProblem) -> tuple[Hashable, ...]:

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fovea.runtime.capture import is_capturing
+
 # Of builds of torch without CUDA they are absent, and so is every caller.
 _torch_c: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _current_device = getattr(_torch_c, "_cuda_getDevice", None)
 _current_stream = getattr(_torch_c, "_cuda_getCurrentRawStream", None)
-_is_capturing = getattr(_torch_c, "_cuda_isCurrentStreamCapturing", None)
 
 _COUNTERS = 256  # made with one memset
 _SCRATCH_BYTES = 2**20  # larger results are worth an allocation
@@ -63,7 +64,7 @@ def stream_memory(device: torch.device) -> StreamMemory | None:
     stream says whether it is capturing.
     """
     index = device.index
-    if _current_device() != index or _is_capturing():
+    if _current_device() != index or is_capturing():
         return None
     key = (index, _current_stream(index))
     found = _memories.get(key)

@@ -1,0 +1,290 @@
+"""What a launch is given, the first time and again; memory that launches share.
+
+The launcher is a stand-in that keeps its arguments: nothing is computed here.
+"""
+
+import pytest
+import torch
+
+import fovea
+from fovea import AuxRequest, dispatch
+from fovea.problem import Request, make_dense
+from fovea.problem.parts import numbers_of, tensors_of
+from fovea.runtime import arguments, cuda, stream_memory
+from fovea.testing.inputs import normal
+
+NAMES = (
+    *("q", "k", "v", "out", "lse", "max_score", "sink", "counter", "lists", "scores"),
+    *("integers", "captures", "scalars"),
+)
+
+
+def tensors(seqlen=256, heads=4, head_dim=64):
+    shape = (2, seqlen, heads, head_dim)
+    return tuple(normal(shape, dtype=torch.bfloat16, seed=seed) for seed in range(3))
+
+
+def keywords_by_name():
+    slopes, ids = normal((4,), seed=5), torch.arange(256) // 50
+    flags, number = torch.ones(256, dtype=torch.bool), torch.tensor(0.25)
+    width, slope = 100, 0.5
+    mask = fovea.create_block_mask(
+        lambda b, h, i, j: (i - j).abs() <= width, 1, 1, 256, 256, device="cpu"
+    )
+    return {
+        "dense": {},
+        "causal": {"causal": True, "scale": 0.5},
+        "window, softcap": {"window": (width, 0), "softcap": 30.0},
+        "sink": {"sink": normal((4,), seed=6)},
+        "aux": {"return_aux": AuxRequest(lse=True, max_score=True)},
+        "score_mod": {"score_mod": lambda s, b, h, i, j: s + slopes[h] * slope * (j - i)},
+        "flags": {"mask_mod": lambda b, h, i, j: flags[j] & (ids[i] == ids[j])},
+        "number": {"score_mod": lambda s, b, h, i, j: s * number},
+        "block_mask": {"block_mask": mask, "score_mod": lambda s, b, h, i, j: s + slopes[h]},
+    }
+
+
+def same(one, other):
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, torch.Tensor):
+        return one is other or (one.data_ptr() == other.data_ptr() and one.shape == other.shape)
+    return type(one) is type(other) and one == other
+
+
+@pytest.mark.parametrize("name", keywords_by_name())
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_recognised_call_launches_what_the_checked_one_did(name, needs_grad, launched):
+    keywords = keywords_by_name()[name]
+    q, k, v = (t.requires_grad_(needs_grad) for t in tensors())
+    outputs = [fovea.attention(q, k, v, **keywords) for _ in range(2)]
+    fresh = [NAMES.index(n) for n in ("out", "lse", "max_score", "counter", "captures")]
+    first, second = launched
+    assert len(first) == len(second) == len(NAMES)
+    for place, (one, other) in enumerate(zip(first, second, strict=True)):
+        if place not in fresh:
+            assert same(one, other), NAMES[place]
+        else:
+            assert (one is None) == (other is None), NAMES[place]
+    for one, other in zip(first[NAMES.index("captures")] or (), second[-2] or (), strict=True):
+        assert torch.equal(one, other)
+    for output, given in zip(outputs, launched, strict=True):
+        out = output[0] if isinstance(output, tuple) else output
+        assert out.data_ptr() == given[NAMES.index("out")].data_ptr()
+        assert out.requires_grad == needs_grad
+        if isinstance(output, tuple):
+            assert output[1].lse.data_ptr() == given[NAMES.index("lse")].data_ptr()
+            assert output[1].max_score.data_ptr() == given[NAMES.index("max_score")].data_ptr()
+
+
+def test_numbers_of_this_call_are_launched(launched):
+    q, k, v = tensors()
+
+    def times(slope):
+        return lambda s, b, h, i, j: s * slope
+
+    for slope, scale, softcap in ((0.5, 0.25, 3.0), (-2.0, 2, 5)):
+        fovea.attention(q, k, v, scale=scale, softcap=softcap, score_mod=times(slope))
+        scores, scalars = launched[-1][NAMES.index("scores")], launched[-1][-1]
+        assert scores == pytest.approx((scale, scale * 1.4426950408889634, softcap))
+        assert scalars == (slope,)
+
+
+def test_check_of_the_environment_is_asked_for_in_every_call(launched, monkeypatch):
+    q, k, v = tensors()
+    seen = []
+    monkeypatch.setattr(dispatch, "check_contents", seen.append)
+    fovea.attention(q, k, v)
+    assert len(seen) == 0
+    monkeypatch.setenv("FOVEA_CHECK", "1")
+    fovea.attention(q, k, v)
+    assert len(seen) == 1
+    monkeypatch.delenv("FOVEA_CHECK")
+    fovea.attention(q, k, v)
+    assert len(seen) == 1
+    assert len(launched) == 3
+
+
+def test_misaligned_tensors_are_copied_by_recognised_calls(launched):
+    q, k, v = tensors()
+    fovea.attention(q, k, v)
+    memory = torch.zeros(q.numel() + 1, dtype=q.dtype)
+    shifted = memory[1:].view(q.shape)
+    fovea.attention(shifted, k, v)
+    given = launched[1][0]
+    assert given.data_ptr() % 16 == 0
+    assert torch.equal(given, shifted)
+
+
+def test_head_dim_that_is_padded_comes_back_unpadded(launched):
+    q, k, v = tensors(head_dim=60)
+    for _ in range(2):
+        out = fovea.attention(q, k, v)
+        assert launched[-1][0].shape[-1] == launched[-1][NAMES.index("out")].shape[-1] == 64
+        assert out.shape == q.shape
+
+
+# ------------------------------------------------------------------------------- shared memory
+
+
+def is_dynamic(keywords):
+    problem = make_dense(*tensors(), Request(**keywords))
+    return cuda.arguments_of(problem)[1][NAMES.index("counter")] is not None
+
+
+def test_every_launch_gets_a_zero_of_its_own(launched):
+    q, k, v = tensors()
+    assert is_dynamic({"causal": True})
+    used = []
+    for _ in range(2 * stream_memory._COUNTERS + 3):
+        fovea.attention(q, k, v, causal=True)
+        counter = launched[-1][NAMES.index("counter")]
+        assert counter.shape == (1,)
+        assert counter.dtype == torch.int32
+        assert counter.item() == 0
+        counter.fill_(7)  # as the kernel leaves it
+        used.append(counter)
+    assert len({counter.data_ptr() for counter in used}) == len(used)
+
+
+def test_lse_that_nobody_asked_for_shares_memory_and_any_other_does_not(launched):
+    q, k, v = tensors()
+
+    def lse_of(**keywords):
+        result = fovea.attention(q, k, v, **keywords)
+        return launched[-1][NAMES.index("lse")], result
+
+    aux = AuxRequest(lse=True)
+    lse_of()  # is checked, and keeps its own
+    first, _ = lse_of()
+    assert lse_of()[0].data_ptr() == first.data_ptr()
+    assert lse_of()[0].shape == (2, 4, 256)
+    kept = [lse_of(return_aux=aux) for _ in range(2)]
+    q.requires_grad_()
+    kept += [lse_of() for _ in range(2)]
+    places = {lse.data_ptr() for lse, _ in kept} | {first.data_ptr()}
+    assert len(places) == 5
+
+
+def test_large_lse_is_not_kept(launched, monkeypatch):
+    monkeypatch.setattr(stream_memory, "_SCRATCH_BYTES", 100)
+    q, k, v = tensors()
+    for _ in range(2):
+        fovea.attention(q, k, v)
+    (memory,) = stream_memory._memories.values()
+    assert memory._scratch == {}
+
+
+def test_scratch_of_many_shapes_is_bounded(launched):
+    for seqlen in range(1, 3 * stream_memory._SCRATCH_SHAPES):
+        for _ in range(2):
+            fovea.attention(*tensors(seqlen=seqlen))
+    (memory,) = stream_memory._memories.values()
+    assert len(memory._scratch) <= stream_memory._SCRATCH_SHAPES
+
+
+@pytest.mark.parametrize("state", ["capture", "device"])
+def test_capture_and_other_devices_share_nothing(state, launched, monkeypatch):
+    q, k, v = tensors()
+    fovea.attention(q, k, v, causal=True)
+    if state == "capture":
+        monkeypatch.setattr(stream_memory, "is_capturing", lambda: True)
+    else:
+        monkeypatch.setattr(stream_memory, "_current_device", lambda: 1)
+    for _ in range(2):
+        fovea.attention(q, k, v, causal=True)
+    lses = [given[NAMES.index("lse")] for given in launched]
+    counters = [given[NAMES.index("counter")] for given in launched]
+    for values in (lses, counters):
+        assert len({value.data_ptr() for value in values}) == 3
+    assert all(counter.item() == 0 for counter in counters)
+
+
+def test_streams_share_nothing(launched, monkeypatch):
+    q, k, v = tensors()
+    for stream in (1, 2):
+        monkeypatch.setattr(stream_memory, "_current_stream", lambda index, s=stream: s)
+        fovea.attention(q, k, v, causal=True)
+    first, second = launched
+    for name in ("lse", "counter"):
+        place = NAMES.index(name)
+        assert first[place].data_ptr() != second[place].data_ptr()
+
+
+def test_operators_share_nothing(launched):
+    """Graphs of torch.compile may run in memory that is taken back behind the back of its owner."""
+    q, k, v = tensors()
+    problem = make_dense(q, k, v, Request(causal=True))
+    for _ in range(2):
+        cuda.forward(problem)
+    assert stream_memory._memories == {}
+
+
+# ------------------------------------------------------------------------------- capture of graphs
+
+
+def test_first_launch_under_capture_may_open_its_kernel_and_later_ones_may_not(
+    launched, monkeypatch
+):
+    from contextlib import contextmanager
+
+    events = []
+
+    @contextmanager
+    def allowed():
+        events.append("allowed")
+        yield
+        events.append(len(launched))
+
+    monkeypatch.setattr(cuda, "unrelated_calls_allowed", allowed)
+    monkeypatch.setattr(cuda, "is_capturing", lambda: True)
+    q, k, v = tensors()
+    for _ in range(3):
+        fovea.attention(q, k, v)
+    assert events == ["allowed", 1]
+    assert len(launched) == 3
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        torch.tensor(0.1),
+        torch.tensor(0.1, dtype=torch.float64),
+        torch.tensor(0.3, dtype=torch.bfloat16),
+        torch.tensor(2**62 + 1),
+        torch.tensor(True),
+        torch.tensor(200, dtype=torch.uint8),
+    ],
+    ids=lambda number: str(number.dtype),
+)
+def test_number_on_the_host_goes_along_without_a_copy_from_host_memory(number):
+    """A copy would be repeated by a graph from memory that may be gone: a fill holds the value."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    calls = []
+
+    class Spy(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            calls.append((func.__name__, args))
+            return func(*args, **(kwargs or {}))
+
+    with Spy():
+        found = arguments._capture(number, torch.device("meta"))
+    assert found.is_meta
+    assert found.shape == (1,)
+    assert not any("copy" in name for name, _ in calls)
+    filled = [args for name, args in calls if name.startswith("full")]
+    expected = number.view(torch.uint8) if number.dtype == torch.bool else number
+    assert filled[0][1] == expected.item()
+    assert torch.full((1,), filled[0][1], dtype=found.dtype).item() == expected.item()
+    assert found.dtype == expected.dtype
+
+
+def test_parts_of_a_problem_are_ordered_as_launches_read_them():
+    q, k, v = tensors()
+    keywords = keywords_by_name()["block_mask"]
+    problem = make_dense(q, k, v, Request(**keywords))
+    found = tensors_of(problem)
+    lists = problem.block_lists.tensors()
+    assert found[4:] == [*problem.score_mod.captures, *lists]
+    assert numbers_of(problem)[2] == ((), (), (100,))
