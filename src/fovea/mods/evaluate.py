@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fovea import env
-from fovea.errors import GatherError, invalid
+from fovea.errors import invalid
 from fovea.mods.graph import TORCH_DTYPE, Graph, Node, ScoreDerivative, last_uses
 
 Scalar = int | float | Tensor
@@ -50,6 +50,7 @@ class Surroundings:
     """All that nodes read from outside: inputs by name, captures, scalars.
 
     `rank` is the number of dimensions of the inputs; axis `i` lies at dimension `-(rank + i + 1)`.
+    Captures that an index leaves are noted in `suspects`, where that is a list.
     """
 
     inputs: dict[str, Tensor]
@@ -57,8 +58,8 @@ class Surroundings:
     scalars: Sequence[Scalar]
     rank: int
     device: torch.device
-    check: Tensor | None = None
     source: str = ""
+    suspects: list[int] | None = None
 
 
 def evaluate(
@@ -84,24 +85,31 @@ def evaluate(
         score: needed by a score graph.
         captures: the tensors of `TracedMod.captures`, in order.
         scalars: the numbers of `TracedMod.scalars`, or 0-d tensors.
-        check: visible positions; there a gather out of range raises.
+        check: visible positions; a gather out of range that matters there raises.
         source: where the mod was written, for that error.
 
     Raises:
-        GatherError: a gather leaves its tensor at a position that `check` says is visible.
+        GatherError: the result at a position that `check` says is visible depends on an element
+            outside a captured tensor.
     """
     if score is not None and score.dtype == torch.float64 and graph.dtype == "f32":
         graph = graph.widened
     inputs = positions.inputs() | {"score": score}
-    surroundings = surround(inputs, captures, scalars, check, source)
-    return run_nodes(graph, surroundings)[0]
+    suspects: list[int] | None = None if check is None else []
+    surroundings = surround(inputs, captures, scalars, suspects, source)
+    result = run_nodes(graph, surroundings)[0]
+    if check is not None and suspects:
+        from fovea.mods.out_of_range import check_outcome  # which evaluates by this module
+
+        check_outcome(graph, surroundings, check)
+    return result
 
 
 def surround(
     inputs: dict[str, Tensor | None],
     captures: Sequence[Tensor],
     scalars: Sequence[Scalar],
-    check: Tensor | None = None,
+    suspects: list[int] | None = None,
     source: str = "",
 ) -> Surroundings:
     """Return the inputs that were given, with their common rank and device."""
@@ -113,7 +121,7 @@ def surround(
         scalars=scalars,
         rank=max(tensor.dim() for tensor in given.values()),
         device=lead.device,
-        check=check,
+        suspects=suspects,
         source=source,
     )
 
@@ -134,7 +142,7 @@ def run_nodes(
         if is_dot:
             values[number] = _dot(node, operands, surroundings.rank)  # pyright: ignore[reportArgumentType]
         else:
-            values[number] = _apply(node, operands, surroundings)  # pyright: ignore[reportArgumentType]
+            values[number] = apply_node(node, operands, surroundings)  # pyright: ignore[reportArgumentType]
         for argument in args:
             if plan.last_use[argument] == number:
                 values[argument] = None
@@ -142,7 +150,7 @@ def run_nodes(
     for output in program.outputs:
         value = values[output]
         assert value is not None
-        results.append(value if keep_axes else _drop_axes(value, surroundings.rank))
+        results.append(value if keep_axes else drop_axes(value, surroundings.rank))
     return results
 
 
@@ -190,12 +198,12 @@ def _dot(node: Node, factors: list[Tensor], rank: int) -> Tensor:
     return torch.sum(x * y, dimension, keepdim=True)
 
 
-def _drop_axes(value: Tensor, rank: int) -> Tensor:
+def drop_axes(value: Tensor, rank: int) -> Tensor:
     """Return the value without the leading dimensions of reduced axes, all of extent 1."""
     return value.reshape(value.shape[-rank:]) if value.dim() > rank else value
 
 
-def _apply(node: Node, operands: list[Tensor], around: Surroundings) -> Tensor:
+def apply_node(node: Node, operands: list[Tensor], around: Surroundings) -> Tensor:
     """Return the value of one node."""
     function = _POINTWISE.get(node.op)
     if function is not None:
@@ -257,8 +265,8 @@ def _load(capture: int, index: list[Tensor], around: Surroundings) -> Tensor:
     inside: list[Tensor] = []
     for dimension, numbers in enumerate(index):
         extent = tensor.shape[dimension]
-        if around.check is not None:
-            _check_range(numbers, extent, dimension, tensor, around)
+        if around.suspects is not None and _leaves(numbers, extent):
+            around.suspects.append(capture)
         if extent == 0:
             zero = torch.zeros((), dtype=tensor.dtype, device=tensor.device)
             return zero.expand_as(sum(index[1:], start=index[0]))
@@ -286,6 +294,14 @@ def _is_tracing() -> bool:
     return _mode_of(_PROXY) is not None or _mode_of(_FAKE) is not None
 
 
+def _leaves(index: Tensor, extent: int) -> bool:
+    """Return whether any index lies outside -extent..extent-1."""
+    if index.numel() == 0:
+        return False
+    low, high = index.aminmax()
+    return int(low) < -extent or int(high) >= extent
+
+
 def gather(tensor: Tensor, index: Sequence[Tensor]) -> Tensor:
     """Return tensor[index] for one index a dimension; -extent..-1 wraps, as in the mod itself.
 
@@ -309,36 +325,6 @@ def flat_index(index: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
     for numbers, extent in zip(index, shape, strict=True):
         flat = flat * extent + torch.where(numbers < 0, numbers + extent, numbers)
     return flat
-
-
-def _check_range(
-    numbers: Tensor, extent: int, dimension: int, tensor: Tensor, around: Surroundings
-) -> None:
-    """Raise where an index leaves its dimension at a position that is visible."""
-    assert around.check is not None
-    if numbers.numel() == 0:
-        return
-    low, high = numbers.aminmax()
-    if int(low) >= -extent and int(high) < extent:
-        return
-    outside = ((numbers < -extent) | (numbers >= extent)) & around.check
-    if bool(outside.any()):
-        worst = numbers.expand(outside.shape)[outside][0].item()
-        raise out_of_range(int(worst), dimension, tensor, around.source)
-
-
-def out_of_range(index: int, dimension: int, tensor: Tensor, source: str) -> GatherError:
-    """Return the error for an index that leaves its dimension of a captured tensor."""
-    extent = tensor.shape[dimension]
-    return GatherError(
-        invalid(
-            f"index into dimension {dimension} of a captured tensor of shape {tuple(tensor.shape)}"
-            f"{f' (mod at {source})' if source else ''}",
-            index,
-            f"{-extent}..{extent - 1} wherever the mask shows the position",
-            "clamp the index in the mod, or capture a larger tensor",
-        )
-    )
 
 
 # and, or, xor and not of torch's bitwise family are logical on bool tensors

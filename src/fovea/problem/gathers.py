@@ -6,12 +6,13 @@ here: which indices can be judged so (`mods/gathers.py`), indices that come out 
 neither band nor, for a score_mod, another mask may hide.
 """
 
+from functools import partial
 from typing import cast
 
 import torch
 
 from fovea.errors import invalid
-from fovea.mods.gathers import Reach, check_reach, direct_gathers
+from fovea.mods.gathers import Place, Reach, check_reach, direct_gathers, places
 from fovea.mods.trace import TracedMod
 from fovea.problem.value import AttentionProblem
 from fovea.tiling.bounds import Band
@@ -59,7 +60,28 @@ def _check_mod(name: str, mod: TracedMod, problem: AttentionProblem, *, is_open:
             continue
         reach = _range(problem, gather.position, is_open=is_open)
         if reach is not None:
-            check_reach(name, mod, gather, reach)
+            probes = partial(_places, problem, gather.position)
+            check_reach(name, mod, gather, reach, probes)
+
+
+def _places(problem: AttentionProblem, position: str, value: int) -> list[Place]:
+    """Return some places inside the band where a position has that value."""
+    last = {"b": problem.batch - 1, "h": problem.heads_q - 1}
+    if problem.varlen is not None:
+        return places(last | {"q_idx": 0, "kv_idx": 0}, position, value)
+    seqlen_q, seqlen_kv = problem.seqlen_q, problem.seqlen_kv
+    band = Band.of(problem.causal, problem.window, seqlen_q=seqlen_q, seqlen_kv=seqlen_kv)
+    found = places(last | {"q_idx": seqlen_q - 1, "kv_idx": seqlen_kv - 1}, position, value)
+    for q_idx in (value,) if position == "q_idx" else (0, seqlen_q - 1):
+        for kv_idx in (band.first_key(q_idx), band.end_key(q_idx, seqlen_kv) - 1):
+            found.append({**found[0], "q_idx": q_idx, "kv_idx": cast(int, kv_idx), position: value})
+    return [
+        place
+        for place in found
+        if band.first_key(place["q_idx"])
+        <= place["kv_idx"]
+        < band.end_key(place["q_idx"], seqlen_kv)
+    ]
 
 
 def _size(problem: AttentionProblem, position: str) -> int:

@@ -7,6 +7,7 @@ over query x KV positions exists on the way.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from fovea.errors import invalid
 from fovea.mods.evaluate import Positions, evaluate, is_checked
-from fovea.mods.gathers import check_reach, direct_gathers
+from fovea.mods.gathers import check_reach, direct_gathers, places
 from fovea.mods.trace import TracedMod, trace_mask_mod
 from fovea.tiling.block_lists import BlockLists
 from fovea.tiling.block_states import BlockGrid, Boxes, block_states
@@ -87,9 +88,7 @@ def _build(
     if place is None:
         place = _default_device(mask)
     if batch * heads * seqlen_q * seqlen_kv > 0:
-        ends = {"b": batch - 1, "h": heads - 1, "q_idx": seqlen_q - 1, "kv_idx": seqlen_kv - 1}
-        for gather in direct_gathers(mask.graph):
-            check_reach("mask_mod", mask, gather, (0, ends[gather.position]))
+        _check_gathers(mask, (batch, heads, seqlen_q, seqlen_kv))
     with torch.no_grad():
         program = TracedProgram(mask, place)
         grid = BlockGrid(
@@ -111,6 +110,16 @@ def _build(
     return lists.expanded(batch, heads).to_torch(mask_mod)
 
 
+def _check_gathers(mask: TracedMod, sizes: tuple[int, int, int, int]) -> None:
+    """Raise GatherError where the sizes alone say that an index leaves its tensor."""
+    names = ("b", "h", "q_idx", "kv_idx")
+    last = {name: size - 1 for name, size in zip(names, sizes, strict=True)}
+    for gather in direct_gathers(mask.graph):
+        name = gather.position
+        probes = partial(places, last, name)
+        check_reach("mask_mod", mask, gather, (0, last[name]), probes)
+
+
 class TracedProgram:
     """A traced mask with its captured tensors on one device."""
 
@@ -118,7 +127,7 @@ class TracedProgram:
         self._mask = mask
         self._captures = tuple(_on_device(tensor, device, mask) for tensor in mask.captures)
         self._intervals = MaskIntervals(
-            mask.graph, self._captures, mask.scalars, device, mask.source
+            mask.graph, self._captures, mask.scalars, device, is_checked=True
         )
         self.width = self._intervals.width
 

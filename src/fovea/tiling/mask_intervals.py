@@ -9,7 +9,7 @@ every value that `evaluate` gives inside the box, so "always true" and "never tr
 import torch
 from torch import Tensor
 
-from fovea.mods.evaluate import is_checked, out_of_range
+from fovea.mods.evaluate import is_checked
 from fovea.mods.graph import TORCH_DTYPE, Graph, Node
 from fovea.tiling.block_states import EMPTY, FULL, UNDECIDED, Boxes, take
 from fovea.tiling.interval_rules import FLOATS, RULES, UNBOUNDED, Interval, is_integer, unknown
@@ -20,7 +20,10 @@ _BATCH_BOUNDS = 1 << 16
 
 
 class MaskIntervals:
-    """Interval analysis of one traced mask, with range tables of what it captured."""
+    """Interval analysis of one traced mask, with range tables of what it captured.
+
+    With `is_checked` nothing is known where an index may leave its tensor.
+    """
 
     def __init__(
         self,
@@ -28,13 +31,13 @@ class MaskIntervals:
         captures: tuple[Tensor, ...],
         scalars: tuple[int | float, ...],
         device: torch.device,
-        source: str | None = None,
+        is_checked: bool = False,
     ) -> None:
         self._graph = graph
         self._captures = captures
         self._scalars = scalars
         self._device = device
-        self._source = source
+        self._is_checked = is_checked
         self._tables: dict[int, RangeExtrema | None] = {}
 
     @property
@@ -105,12 +108,11 @@ class MaskIntervals:
         """Return the bounds of the elements that the index ranges can reach."""
         number = int(node.attrs[0])
         tensor = self._captures[number]
-        if self._source is not None and index and is_checked(index[0].low):
-            may_leave = [self._may_leave(bounds, i, tensor) for i, bounds in enumerate(index)]
-            if any(may_leave):
-                return unknown(
-                    node.dtype, index
-                )  # so that every position is evaluated, and checked
+        if self._is_checked and index and is_checked(index[0].low):
+            for bounds, extent in zip(index, tensor.shape, strict=True):
+                if bool(((bounds.low < -extent) | (bounds.high >= extent)).any()):
+                    # So that every position is evaluated, and checked.
+                    return unknown(node.dtype, index)
         if tensor.numel() == 0:
             return self._point(node, 0)
         if not index:
@@ -134,16 +136,6 @@ class MaskIntervals:
             return Interval(low, high)
         # Beyond the limit a bound means "unbounded" on its own side and still bounds the other.
         return Interval(low.clamp(-UNBOUNDED, UNBOUNDED - 1), high.clamp(1 - UNBOUNDED, UNBOUNDED))
-
-    def _may_leave(self, bounds: Interval, dimension: int, tensor: Tensor) -> bool:
-        """Return whether an index may lie outside its tensor; raise where a whole box does."""
-        extent = tensor.shape[dimension]
-        low, high = bounds.low, bounds.high
-        outside = (low >= extent) | (high < -extent)
-        if bool(outside.any()):
-            assert self._source is not None
-            raise out_of_range(int(low[outside][0]), dimension, tensor, self._source)
-        return bool(((high >= extent) | (low < -extent)).any())
 
     def _table(self, number: int) -> RangeExtrema | None:
         """Return the range table of a captured tensor, made once; None if it holds NaN."""

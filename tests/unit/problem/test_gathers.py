@@ -26,6 +26,11 @@ SHORT = {
     "bias by kv_idx": ({"score_mod": lambda s, b, h, i, j: s + TEN[j]}, "11 at kv_idx=11"),
     "slopes by h": ({"score_mod": fovea.mods.alibi(slopes=TEN[:3])}, "3 at h=3.*4 query heads"),
     "table by b": ({"score_mod": lambda s, b, h, i, j: s * TEN[:1][b]}, "1 at b=1.*batch is 2"),
+    "and": ({"mask_mod": lambda b, h, i, j: (i >= j) & (IDS[i] == IDS[j])}, "11 at q_idx=11"),
+    "where": (
+        {"score_mod": lambda s, b, h, i, j: torch.where(i >= j, s + TEN[j], s)},
+        "11 at kv_idx=11",
+    ),
     "shifted": ({"score_mod": lambda s, b, h, i, j: s + TEN[i + SHIFT]}, "16 at q_idx=11"),
     "below the start": ({"score_mod": lambda s, b, h, i, j: s + TEN[j - 11]}, "-11 at kv_idx=0"),
     "halved": ({"score_mod": lambda s, b, h, i, j: s + TEN[:5][i // 2]}, "5 at q_idx=11"),
@@ -55,10 +60,13 @@ def test_capture_too_short_raises_from_shapes_alone(name):
         {"score_mod": lambda s, b, h, i, j: s + TEN[j.clamp(max=9)]},
         {"score_mod": lambda s, b, h, i, j: s + TEN[i % 10]},
         {"score_mod": lambda s, b, h, i, j: s + TEN[(i - j).abs().clamp(max=9)]},
+        {"score_mod": lambda s, b, h, i, j: torch.where(j < 10, s + TEN[j], s)},
+        {"mask_mod": lambda b, h, i, j: (j < 10) & (i < 10) & (IDS[i] == IDS[j])},
+        {"mask_mod": lambda b, h, i, j: (i >= 10) | (j >= 10) | (IDS[i] == IDS[j])},
         # Every key before 2 and behind 9 is hidden from all queries.
         {"score_mod": lambda s, b, h, i, j: s + TEN[j], "mask_mod": lambda b, h, i, j: j < 10},
     ],
-    ids=["exact", "wraps", "clamped", "modulo", "distance", "hidden by a mask"],
+    ids=["exact", "wraps", "clamped", "modulo", "distance", "where", "and", "or", "hidden"],
 )
 def test_capture_long_enough_passes(options):
     explain_on_meta(**options)
@@ -175,6 +183,16 @@ def test_block_mask_region_that_no_position_decides_is_looked_at_too():
         fovea.create_block_mask(
             lambda b, h, i, j: flags[order[i]], None, None, 1024, 1024, device="cpu"
         )
+
+
+@pytest.mark.parametrize("seqlen", [12, 300])
+def test_block_mask_may_guard_its_gathers(seqlen):
+    flags = torch.arange(10) % 3 == 0
+    mask = fovea.create_block_mask(
+        lambda b, h, i, j: (i < 10) & flags[i], None, None, seqlen, seqlen, device="cpu"
+    )
+    assert mask.kv_num_blocks.sum() == mask.kv_indices.shape[-1]  # the first row of blocks
+    assert mask.full_kv_num_blocks.sum() == 0
 
 
 def test_traced_mod_knows_the_heads_it_is_made_for():
