@@ -27,21 +27,15 @@ RAGGED = Shape(seqlen_q=130, seqlen_kv=200)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """A kernel of the package.
-
-    Attributes:
-        is_mended: wait for the last stores at the end, which the package leaves out.
-    """
+    """A kernel of the package."""
 
     arch: str
     head_dim: int
     causal: bool
     is_backward: bool = False
-    is_mended: bool = False
 
     def __str__(self) -> str:
-        words = [self.arch, f"d{self.head_dim}", "causal" if self.causal else "dense"]
-        return "-".join(words + ["mended"] * self.is_mended)
+        return f"{self.arch}-d{self.head_dim}-{'causal' if self.causal else 'dense'}"
 
     def problem(self, shape: Shape) -> AttentionProblem:
         """Return the problem that a call of this shape poses, with its tensors."""
@@ -59,6 +53,7 @@ class Run:
     results: dict[str, list[dict[str, Tensor]]]
     kernels: list[str]
     error: str
+    warnings: list[str]
 
 
 def run(kernel: Kernel, calls: dict[str, tuple[Shape, int]], folder: Path) -> Run:
@@ -76,7 +71,6 @@ def run(kernel: Kernel, calls: dict[str, tuple[Shape, int]], folder: Path) -> Ru
     request = {
         "causal": kernel.causal,
         "is_backward": kernel.is_backward,
-        "is_mended": kernel.is_mended,
         "dtype": "bfloat16",
         "calls": {name: seeds for name, (_, seeds) in calls.items()},
     }
@@ -99,6 +93,7 @@ def run(kernel: Kernel, calls: dict[str, tuple[Shape, int]], folder: Path) -> Ru
         results=results,
         kernels=report["kernels"],
         error=report["error"],
+        warnings=report["warnings"],
     )
 
 

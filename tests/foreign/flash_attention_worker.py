@@ -24,9 +24,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fovea import emulator
 
 NUM_SMS = 132
-# The sm_100 backward does not wait for its last stores before it exits (flash_bwd_sm100.py, the
-# test `epi_stage < num_epi_stages - 1`); a mended kernel waits.
-MEND = "\tcp.async.bulk.commit_group;\n\tcp.async.bulk.wait_group.read 0;\n\tret;"
 
 
 class GpuClaim(torch.Tensor):
@@ -40,13 +37,13 @@ class GpuClaim(torch.Tensor):
 class EmulatingCompiler:
     """Stands in for `cute.compile`: compiles for real, returns what runs on the emulator."""
 
-    def __init__(self, folder: Path, is_mended: bool):
+    def __init__(self, folder: Path):
         self._compile = cute.compile
         self._folder = folder
-        self._is_mended = is_mended
         self.options = emulator.Options()
         self.seconds = 0.0
         self.kernels: list[str] = []
+        self.warnings: set[str] = set()
 
     def __call__(self, *arguments: Any, options: str = "", **keywords: Any) -> Any:
         start = time.perf_counter()
@@ -56,15 +53,14 @@ class EmulatingCompiler:
         path = self._folder / f"launcher{number}.o"
         compiled.export_to_c(str(path), function_name="foreign")
         ptx = compiled.artifacts.PTX.rstrip("\0")
-        if self._is_mended:
-            ptx = ptx.replace("\tret;", MEND)
         (self._folder / f"kernel{number}.ptx").write_text(ptx)
         launcher = emulator.load_launcher(path.read_bytes(), ptx)
         self.kernels.append(type(arguments[0]).__name__)
         self.seconds += time.perf_counter() - start
 
         def run(*values: Any) -> None:
-            launcher(*map(plain, values), options=self.options)
+            for result in launcher(*map(plain, values), options=self.options):
+                self.warnings.update(result.warnings)
 
         return run
 
@@ -132,7 +128,7 @@ def run(request: dict[str, Any], folder: Path) -> None:
     """Compile under fake tensors, then run every call; write results and a report."""
     torch.set_num_threads(1)
     answer_occupancy()
-    cute.compile = compiler = EmulatingCompiler(folder, request["is_mended"])
+    cute.compile = compiler = EmulatingCompiler(folder)
     for name in request["calls"]:
         tensors = read_tensors(folder, name, getattr(torch, request["dtype"]))
         with FakeTensorMode():
@@ -149,7 +145,11 @@ def run(request: dict[str, Any], folder: Path) -> None:
             report["seconds"][name] = run_call(request, name, compiler, folder)
     except emulator.EmulatorError as error:
         report["error"] = f"{type(error).__name__}: {error}"
-    report |= {"kernels": compiler.kernels, "compile_seconds": compiler.seconds}
+    report |= {
+        "kernels": compiler.kernels,
+        "compile_seconds": compiler.seconds,
+        "warnings": sorted(compiler.warnings),
+    }
     (folder / "report.json").write_text(json.dumps(report, indent=1))
 
 

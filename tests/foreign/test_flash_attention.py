@@ -30,6 +30,7 @@ def forward(request, tmp_path_factory) -> Run:
 
 def test_forward_is_silent_and_equal_under_twenty_schedules(forward):
     assert forward.error == ""
+    assert forward.warnings == []
     first, *others = forward.results["ragged"]
     assert len(others) == SEEDS - 1
     for other in others:
@@ -46,13 +47,6 @@ def test_forward_is_within_the_error_budget(forward, call):
     check_forward(problem, ForwardResult(out=found["out"], lse=exact, max_score=None))
 
 
-UNDEFINED = pytest.mark.xfail(
-    strict=False,
-    reason="rows past the end leave registers unwritten that are read and whose results are "
-    "dropped; the emulator reports the read",
-)
-
-
 def check_gradients(found: Run, call: str) -> None:
     for result in found.results[call]:
         gradients = Gradients(**result, dsink=None, score_captures=())
@@ -61,31 +55,30 @@ def check_gradients(found: Run, call: str) -> None:
         )
 
 
+SAME_VALUES = pytest.mark.xfail(
+    strict=False,
+    reason="CTAs of the preprocess kernel write the same values to rows past their tile "
+    "(flash_bwd_preprocess.py, gLSElog2): the emulator reports a race on global memory",
+)
+
+
 def backward_kernels():
     for arch in ("sm_90a", "sm_100a"):
         for head_dim, causal in ((64, True), (128, False), (128, True)):
-            kernel = Kernel(
-                arch=arch,
-                head_dim=head_dim,
-                causal=causal,
-                is_backward=True,
-                is_mended=arch == "sm_100a",
-            )
-            marks = UNDEFINED if str(kernel) == "sm_90a-d128-dense" else ()
+            kernel = Kernel(arch=arch, head_dim=head_dim, causal=causal, is_backward=True)
+            marks = SAME_VALUES if str(kernel) == "sm_90a-d128-dense" else ()
             yield pytest.param(kernel, id=str(kernel), marks=marks)
 
 
-@pytest.mark.parametrize("kernel", backward_kernels())
+@pytest.mark.parametrize("kernel", list(backward_kernels()))
 def test_backward_is_silent_and_right_under_schedules(kernel, tmp_path):
     found = run(kernel, {"large": (LARGE, 5)}, tmp_path)
     assert found.error == ""
     assert len(found.kernels) >= 3  # delta, the products, dq's conversion
     check_gradients(found, "large")
-
-
-def test_backward_that_exits_before_its_stores_have_read_is_reported(tmp_path):
-    kernel = Kernel(arch="sm_100a", head_dim=128, causal=False, is_backward=True)
-    found = run(kernel, {"large": (LARGE, 1)}, tmp_path)
-    assert found.error.startswith("RaceError")
-    assert "cp.async.bulk.tensor.4d.global.shared::cta" in found.error
-    assert "may still read its shared memory" in found.error
+    # On sm_100a dk and dv leave by stores that no wait covers (flash_bwd_sm100.py, the condition
+    # `epi_stage < num_epi_stages - 1`): a warning, for the manual does not forbid it.
+    if kernel.arch == "sm_100a":
+        assert any("it is in no group and never waited for" in text for text in found.warnings)
+    else:
+        assert found.warnings == []

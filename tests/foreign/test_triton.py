@@ -133,12 +133,14 @@ def tensor_arguments(array: np.ndarray, meta: dict[str, Any]) -> list[Any]:
     return [encode_tensor_map(tensor), *array.shape, *strides]
 
 
-@pytest.mark.xfail(
+ALLOCATED = pytest.mark.xfail(
     strict=False,
-    reason="Triton puts a barrier, not a fence for the async proxy, between mbarrier.init (sm_90a) "
-    "or tcgen05.alloc's result (sm_100a) and the copies that follow; the emulator reports both",
+    reason="on sm_100a a copy overwrites the result of tcgen05.alloc after barriers, without a "
+    "fence for the async proxy: the emulator reports a race",
 )
-@pytest.mark.parametrize("capability", CAPABILITIES)
+
+
+@pytest.mark.parametrize("capability", [90, pytest.param(100, marks=ALLOCATED)])
 @pytest.mark.parametrize("name", ["matmul_tma", "matmul_tma_8_warps"])
 def test_matmul_with_tensor_maps_is_right_under_twenty_schedules(compiled, name, capability):
     kernel = compiled(name, capability)
