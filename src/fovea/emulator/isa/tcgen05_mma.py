@@ -1,7 +1,8 @@
 """Products of the tensor core in tensor memory: tcgen05.mma, and tcgen05.commit.
 
-What lives here: kinds f16, tf32, f8f6f4 and i8, dense, one or two CTAs. Not here: block-scaled and
-sparse kinds and `.ws` (not implemented), loads and stores (`isa/tcgen05_memory.py`).
+What lives here: kinds f16, tf32, f8f6f4 and i8, dense, one or two CTAs, and what block-scaled kinds
+share with them. Not here: block-scaled kinds (`isa/tcgen05_scaled.py`), sparse ones and `.ws` (not
+implemented), loads and stores (`isa/tcgen05_memory.py`).
 
 Invariant: a product reads A, B and D and writes D in one effect, through the async proxy.
 """
@@ -58,7 +59,7 @@ _decode = lru_cache(maxsize=256)(decode_instruction_descriptor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Issue:
+class Issue:
     """One tcgen05.mma as issued; addresses are tensor memory addresses (lane << 16 | column)."""
 
     instruction: Instruction
@@ -75,6 +76,7 @@ class _Issue:
 
     @property
     def rows_per_cta(self) -> int:
+        """Rows of A and D in each CTA."""
         return self.shape.rows // len(self.ctas)
 
 
@@ -116,7 +118,7 @@ def tcgen05_mma(i: Instruction) -> Any:
             except ValueError as error:
                 raise IllegalOperand(str(error), warp.where(i, lane=lane)) from error
             a_value = int(a_values[lane])
-            issue = _Issue(
+            issue = Issue(
                 instruction=i,
                 warp=warp,
                 ctas=ctas,
@@ -125,13 +127,13 @@ def tcgen05_mma(i: Instruction) -> Any:
                 a_address=a_value if a_in_tensor_memory else None,
                 a_offsets=None
                 if a_in_tensor_memory
-                else _offsets_a(i, warp, a_value, shape, group),
-                b_offsets=_offsets_b(i, warp, int(b_values[lane]), shape, group),
+                else offsets_of_a(i, warp, a_value, shape, group),
+                b_offsets=offsets_of_b(i, warp, int(b_values[lane]), shape, group),
                 adds_d=bool(enables[lane]),
                 d_scale=scale,
                 disabled=None if read_mask is None else read_mask(warp, lane),
             )
-            _check_addresses(issue)
+            check_addresses(issue)
             flops = 2 * shape.rows * shape.columns * shape.k_extent
             warp.machine.counters.add(f"mma_flops.{shape.a_type}", flops)
             submit_tracked(
@@ -177,13 +179,15 @@ def _trailing(
     return read_mask, rest[0], scale
 
 
-def _storage_bytes(name: str) -> int:
+def storage_bytes(name: str) -> int:
+    """Return the bytes of an element of A or B in shared memory, padding included."""
     return _STORAGE_BYTES.get(name, 1)
 
 
-def _offsets_a(
+def offsets_of_a(
     i: Instruction, warp: Any, value: int, shape: InstructionDescriptor, group: int
 ) -> Array:
+    """Return the offsets of the chunks of A of one CTA."""
     return descriptor_offsets(
         i,
         warp,
@@ -191,14 +195,15 @@ def _offsets_a(
         "A",
         shape.rows // group,
         _K_BYTES,
-        _storage_bytes(shape.a_type),
+        storage_bytes(shape.a_type),
         is_k_major=shape.a_is_k_major,
     )
 
 
-def _offsets_b(
+def offsets_of_b(
     i: Instruction, warp: Any, value: int, shape: InstructionDescriptor, group: int
 ) -> Array:
+    """Return the offsets of the chunks of one CTA's part of B."""
     return descriptor_offsets(
         i,
         warp,
@@ -206,12 +211,12 @@ def _offsets_b(
         "B",
         shape.columns // group,
         _K_BYTES,
-        _storage_bytes(shape.b_type),
+        storage_bytes(shape.b_type),
         is_k_major=shape.b_is_k_major,
     )
 
 
-def _check_addresses(issue: _Issue) -> None:
+def check_addresses(issue: Issue) -> None:
     """Raise IllegalOperand unless the lanes of D and A suit the layout of this M."""
     where = issue.warp.where(issue.instruction, address=issue.d_address, space="tensor")
     lane = issue.d_address >> 16
@@ -240,30 +245,32 @@ def _check_addresses(issue: _Issue) -> None:
 # --- the product ----------------------------------------------------------------------------------
 
 
-def _multiply(issue: _Issue, operation: Operation) -> None:
+def _multiply(issue: Issue, operation: Operation) -> None:
     shape = issue.shape
     b = np.concatenate(
-        [_operand(cta, issue.b_offsets, shape.b_type, operation, shape.b_is_k_major)
+        [shared_operand(cta, issue.b_offsets, shape.b_type, operation, shape.b_is_k_major)
          for cta in issue.ctas]
     ).T  # fmt: skip
     for index, cta in enumerate(issue.ctas):
         if issue.a_offsets is not None:
-            a = _operand(cta, issue.a_offsets, shape.a_type, operation, shape.a_is_k_major)
+            a = shared_operand(cta, issue.a_offsets, shape.a_type, operation, shape.a_is_k_major)
         else:
-            a = _tensor_memory_a(issue, cta, operation)
+            a = tensor_memory_a(issue, cta, operation)
         blocks = accumulator_blocks(shape.rows, shape.columns, len(issue.ctas))
-        c = _read_d(issue, cta, blocks, operation) if issue.adds_d else None
+        c = read_d(issue, cta, blocks, operation) if issue.adds_d else None
         exact = issue.warp.machine.options.exact_mma
         d = _product(shape, a, b, c, exact=exact)
-        _write_d(issue, cta, index, blocks, d, operation)
+        write_d(issue, cta, index, blocks, d, operation)
 
 
-def _operand(cta: Any, offsets: Array, name: str, operation: Operation, is_k_major: bool) -> Array:
+def shared_operand(
+    cta: Any, offsets: Array, name: str, operation: Operation, is_k_major: bool
+) -> Array:
     """Return an operand of one CTA as raw elements [rows, K]."""
     chunks = np.ascontiguousarray(cta.shared.read_at(offsets, CHUNK_BYTES, operation.access))
     if name in _SUB_BYTE_BITS:
         chunks = _unpacked(chunks, _SUB_BYTE_BITS[name])
-    raw = chunks.reshape(chunks.shape[0], -1).view(_UNSIGNED[_storage_bytes(name)])
+    raw = chunks.reshape(chunks.shape[0], -1).view(_UNSIGNED[storage_bytes(name)])
     return raw if is_k_major else raw.T
 
 
@@ -274,7 +281,8 @@ def _unpacked(chunks: Array, bits: int) -> Array:
     return np.packbits(fields, axis=-1, bitorder="little")[..., 0]
 
 
-def _tensor_memory_a(issue: _Issue, cta: Any, operation: Operation) -> Array:
+def tensor_memory_a(issue: Issue, cta: Any, operation: Operation) -> Array:
+    """Return A of one CTA, from tensor memory, as raw elements [rows, K]."""
     assert issue.a_address is not None
     lane, column = issue.a_address >> 16, issue.a_address & 0xFFFF
     blocks = accumulator_blocks(issue.shape.rows, issue.shape.columns, len(issue.ctas))
@@ -282,10 +290,11 @@ def _tensor_memory_a(issue: _Issue, cta: Any, operation: Operation) -> Array:
         cta.tmem.read(lane + block.lane, block.rows[1], column, _A_COLUMNS, operation.access)
         for block in blocks
     ]
-    return np.concatenate(cells).view(_UNSIGNED[_storage_bytes(issue.shape.a_type)])
+    return np.concatenate(cells).view(_UNSIGNED[storage_bytes(issue.shape.a_type)])
 
 
-def _read_d(issue: _Issue, cta: Any, blocks: tuple[Block, ...], operation: Operation) -> Array:
+def read_d(issue: Issue, cta: Any, blocks: tuple[Block, ...], operation: Operation) -> Array:
+    """Return what the product adds to, scaled if the instruction says so."""
     lane, column = issue.d_address >> 16, issue.d_address & 0xFFFF
     cells = np.zeros((issue.rows_per_cta, issue.shape.columns), np.uint32)
     for block in blocks:
@@ -302,14 +311,15 @@ def _read_d(issue: _Issue, cta: Any, blocks: tuple[Block, ...], operation: Opera
     return np.ldexp(value, -issue.d_scale).astype(value.dtype)
 
 
-def _write_d(
-    issue: _Issue,
+def write_d(
+    issue: Issue,
     cta: Any,
     index: int,
     blocks: tuple[Block, ...],
     d: Array,
     operation: Operation,
 ) -> None:
+    """Write the result of one CTA, except in disabled lanes."""
     lane, column = issue.d_address >> 16, issue.d_address & 0xFFFF
     if issue.shape.d_type == "f16":
         cells = d.view(np.uint16).astype(np.uint32)
@@ -323,7 +333,7 @@ def _write_d(
             cta.tmem.write(start + begin, column, part[begin:end], operation.access)
 
 
-def _enabled_runs(issue: _Issue, index: int, start: int, rows: int) -> list[tuple[int, int]]:
+def _enabled_runs(issue: Issue, index: int, start: int, rows: int) -> list[tuple[int, int]]:
     """Return the runs of enabled lanes among `rows` lanes from `start` of CTA `index`."""
     if issue.disabled is None:
         return [(0, rows)]

@@ -1,11 +1,11 @@
 """Instruction descriptors of tcgen05.mma: shapes and types in 32 bits.
 
-What lives here: decoding for kinds f16, tf32, f8f6f4 and i8. Not here: block-scaled kinds, which
-have another layout and are not implemented.
+What lives here: decoding for kinds f16, tf32, f8f6f4 and i8, and for the block-scaled ones, which
+have another layout. Not here: sparse products and K of 96, which are not implemented.
 
 Invariant: a decoded descriptor describes a product the hardware has, or decoding raises.
 
-Source: PTX ISA 9.7.16.4.2 (table 42), 9.7.16.2.1 (table 39).
+Source: PTX ISA 9.7.16.4.2 (tables 42 to 44), 9.7.16.2.1 (table 39).
 """
 
 from dataclasses import dataclass
@@ -102,3 +102,78 @@ def _check_shape(rows: int, columns: int, kind: str, cta_group: int) -> None:
             f"N={columns} with kind::{kind}, cta_group::{cta_group} (allowed: multiples of {step} "
             "up to 256)"
         )
+
+
+# --- block-scaled kinds ---------------------------------------------------------------------------
+
+_SCALED_TYPES: dict[str, dict[int, str]] = {
+    "mxf8f6f4": _A_B_TYPES["f8f6f4"],
+    "mxf4": {1: "e2m1x2"},
+    "mxf4nvf4": {1: "e2m1x2"},
+}
+_RESERVED = {"mxf8f6f4": 0x8700004B, "mxf4": 0x0700104B, "mxf4nvf4": 0x0700104B}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaledDescriptor:
+    """A decoded instruction descriptor of a block-scaled kind.
+
+    Attributes:
+        product: shape and types; "e2m1x2" is two packed 4-bit elements in a byte.
+        scale_type: of both scale matrices, "ue8m0" or "ue4m3".
+        a_scale_id: which bytes of a word of tensor memory hold the scales of A.
+        b_scale_id: the same of B.
+    """
+
+    product: InstructionDescriptor
+    scale_type: str
+    a_scale_id: int
+    b_scale_id: int
+
+
+def decode_scaled_descriptor(value: int, kind: str, cta_group: int) -> ScaledDescriptor:
+    """Return the fields of an instruction descriptor of kind mxf8f6f4, mxf4 or mxf4nvf4.
+
+    Raises:
+        ValueError: when a field has a value that the kind or the CTA group does not allow.
+    """
+    if value >> 2 & 1:
+        raise ValueError(f"instruction descriptor {value:#010x} asks for a sparse A (bit 2)")
+    if kind != "mxf8f6f4" and value >> 31:
+        raise ValueError(f"instruction descriptor {value:#010x} asks for K=96 (bit 31)")
+    if value & _RESERVED[kind]:
+        raise ValueError(
+            f"instruction descriptor {value:#010x} sets a reserved bit of kind::{kind} "
+            f"({value & _RESERVED[kind]:#x})"
+        )
+    types = _SCALED_TYPES[kind]
+    a_type = _named(value >> 7 & 7, types, "A", kind)
+    b_type = _named(value >> 10 & 7, types, "B", kind)
+    scale_type = "ue8m0" if value >> 23 & 1 else "ue4m3"
+    if kind != "mxf4nvf4" and scale_type == "ue4m3":
+        raise ValueError(f"kind::{kind} scales with .ue8m0 only (bit 23 must be 1)")
+    if kind != "mxf8f6f4" and value >> 15 & 3:
+        raise ValueError(f"kind::{kind} cannot transpose its operands (bits 15, 16)")
+    rows, columns = (value >> 27 & 3) << 7, (value >> 17 & 0x3F) << 3
+    if rows == 64 or (cta_group == 1 and rows != 128):
+        raise ValueError(f"M={rows} with kind::{kind}, cta_group::{cta_group} (allowed: 128)")
+    _check_shape(rows, columns, kind, cta_group)
+    product = InstructionDescriptor(
+        rows=rows,
+        columns=columns,
+        k_extent=32 if kind == "mxf8f6f4" else 64,
+        d_type="f32",
+        a_type=a_type,
+        b_type=b_type,
+        a_is_negated=bool(value >> 13 & 1),
+        b_is_negated=bool(value >> 14 & 1),
+        a_is_k_major=not value >> 15 & 1,
+        b_is_k_major=not value >> 16 & 1,
+        saturates=False,
+    )
+    return ScaledDescriptor(
+        product=product,
+        scale_type=scale_type,
+        a_scale_id=value >> 29 & 3,
+        b_scale_id=value >> 4 & 3,
+    )
