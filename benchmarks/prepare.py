@@ -7,6 +7,7 @@ that has no compiler: `bench_forward --bundle <folder>`, or FOVEA_BUNDLE.
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +44,17 @@ def dense_variants() -> list[ForwardVariant]:
 
 def mod_variants() -> list[ForwardVariant]:
     """Return the kernels of the mods suite."""
+    return [mod_variant(make) for make in bench_forward_mods.CASES]
+
+
+def mod_variant(make: Callable[[shapes.Shape, str], bench_forward_mods.Case]) -> ForwardVariant:
+    """Return the kernel of one case of the mods suite."""
     shape = shapes.MOD_SHAPE
-    found: list[ForwardVariant] = []
-    for make in bench_forward_mods.CASES:
-        case = make(shape, "cpu")
-        mask = None
-        if case.mask_mod is not None:
-            mask = fovea.create_block_mask(case.mask_mod, None, None, shape.S, shape.S, "cpu")
-        found.append(variant_of(shape, score_mod=case.score_mod, block_mask=mask))
-    return found
+    case = make(shape, "cpu")
+    mask = None
+    if case.mask_mod is not None:
+        mask = fovea.create_block_mask(case.mask_mod, None, None, shape.S, shape.S, "cpu")
+    return variant_of(shape, score_mod=case.score_mod, block_mask=mask)
 
 
 def variant_of(shape: shapes.Shape, **keywords: Any) -> ForwardVariant:

@@ -21,11 +21,18 @@ class Timing:
 
     Attributes:
         median_s: median of the rounds, in seconds.
-        num_rounds: how many rounds were timed, after one that was not.
+        num_rounds: how many readings there are, after a warm-up.
     """
 
     median_s: float
     num_rounds: int
+
+
+# On a GPU a reading spans about this long, and this many launches at most: events around one launch
+# would time the host, which needs tens of microseconds to make it.
+_SPAN_S = 0.02
+_MOST_LAUNCHES = 100
+_SLEEP_CYCLES_PER_S = 2e9  # about a GPU's clock; a longer sleep does no harm
 
 
 def time_interleaved(
@@ -37,16 +44,18 @@ def time_interleaved(
 ) -> dict[str, Timing]:
     """Return the timing of each call, after one warm-up round that also compiles what must be.
 
-    At least three rounds are timed, whatever the budget says.
+    On a GPU it is the device's time of a call among many that are launched one behind the other, on
+    a CPU the time of one call. At least three rounds are timed, whatever the budget says.
     """
-    once = _time_on_gpu if device.type == "cuda" else _time_on_host
-    for call in calls.values():
-        once(call)
+    readers: dict[str, Callable[[], float]] = {}
+    for name, call in calls.items():
+        call()
+        readers[name] = _gpu_reader(call) if device.type == "cuda" else _host_reader(call)
     samples: dict[str, list[float]] = {name: [] for name in calls}
     start = time.perf_counter()
     for num_rounds in range(1, most_rounds + 1):
-        for name, call in calls.items():
-            samples[name].append(once(call))
+        for name, read in readers.items():
+            samples[name].append(read())
         if num_rounds >= 3 and time.perf_counter() - start > budget_s:
             break
     return {
@@ -55,17 +64,38 @@ def time_interleaved(
     }
 
 
-def _time_on_host(call: Call) -> float:
+def _host_reader(call: Call) -> Callable[[], float]:
+    def read() -> float:
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+
+    return read
+
+
+def _gpu_reader(call: Call) -> Callable[[], float]:
+    """Return a function that gives the device's time of one call in seconds."""
+    _gpu_seconds(call, 1, 0.0)  # the warm-up before may have left work for the second call
     start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+    single_s = _gpu_seconds(call, 1, 0.0)
+    host_s = time.perf_counter() - start
+    count = max(1, min(_MOST_LAUNCHES, round(_SPAN_S / max(single_s, 1e-6))))
+    # `host_s` includes the wait for the result: an upper bound of what the host needs.
+    return lambda: _gpu_seconds(call, count, min(count * host_s, _SPAN_S) if count > 1 else 0.0)
 
 
-def _time_on_gpu(call: Call) -> float:
+def _gpu_seconds(call: Call, count: int, head_start_s: float) -> float:
+    """Return the device's time of one call out of `count` in a row.
+
+    The GPU sleeps for `head_start_s` first, so that the host is ahead of it all the way.
+    """
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
+    if head_start_s:
+        torch.cuda._sleep(int(head_start_s * _SLEEP_CYCLES_PER_S))  # pyright: ignore
     start.record()
-    call()
+    for _ in range(count):
+        call()
     end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) / 1e3
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3 / count

@@ -1,0 +1,78 @@
+"""No shipped kernel keeps anything in local memory: no stack frame, no spilled register.
+
+Two variants run by default; `-m slow` compiles those of all benchmarks and of all GPU cases, which
+takes minutes. A variant that is known to spill is expected to: the test fails when it no longer
+does, so that it leaves the list.
+"""
+
+import functools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fovea.arch import SM90
+from fovea.compile.compiler import compile_variant
+from fovea.compile.target import CompileTarget, native_host_triple
+from fovea.compile.variant import ForwardVariant
+from fovea.plan import select
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "gpu")]
+
+from cases import CASES, case_named
+
+from benchmarks import bench_forward_mods, prepare, shapes
+
+QUICK = ("B1 H16 S16384 D128 causal", "alibi")
+# Bytes of local memory a thread takes, by the first name of the variant.
+SPILLS: dict[str, int] = {}
+
+
+def _names() -> Iterator[Any]:
+    mods = [make.__name__ for make in bench_forward_mods.CASES]
+    for name in (*map(str, shapes.DENSE_SHAPES), *mods, *(f"case {case.name}" for case in CASES)):
+        marks: list[Any] = [] if name in QUICK else [pytest.mark.slow]
+        if name in SPILLS:
+            reason = f"spills: {SPILLS[name]} bytes of local memory a thread"
+            marks.append(pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason))
+        yield pytest.param(name, marks=marks)
+
+
+def _variant(name: str) -> ForwardVariant | None:
+    """Return the kernel of a benchmark or case; None where the kernels do not take it."""
+    if name.startswith("case "):
+        problem = case_named(name.removeprefix("case ")).build("cpu", is_small=True).problem()
+        if select.unsupported(problem, SM90) is not None:
+            return None
+        return ForwardVariant(select.forward_plan(problem, SM90))
+    for shape in shapes.DENSE_SHAPES:
+        if str(shape) == name:
+            return prepare.variant_of(shape, causal=shape.causal)
+    names = [make.__name__ for make in bench_forward_mods.CASES]
+    return prepare.mod_variant(bench_forward_mods.CASES[names.index(name)])
+
+
+@functools.cache
+def _local_bytes(variant: ForwardVariant) -> dict[str, int]:
+    """Return local memory of a thread by kernel; the compiler runs once a variant."""
+    target = CompileTarget(arch=SM90.target, host_triple=native_host_triple())
+    kernels = compile_variant(variant, target).record.kernels
+    return {name: used.stack_bytes + used.local_bytes for name, used in kernels.items()}
+
+
+@pytest.mark.parametrize("name", list(_names()))
+def test_kernel_uses_no_local_memory(name):
+    variant = _variant(name)
+    if variant is None:
+        pytest.skip("the kernels do not take this call")
+    found = _local_bytes(variant)
+    assert found
+    assert found == dict.fromkeys(found, 0)
+
+
+def test_quick_names_and_known_spills_exist():
+    names = {parameter.values[0] for parameter in _names()}
+    assert {*QUICK, *SPILLS} <= names
