@@ -22,8 +22,9 @@ class Options:
         num_sms: clusters in flight at a time never exceed it; also what `%nsmid` says.
         tensor_load_wait: "explicit": only `tcgen05.wait::ld` orders a load from tensor memory
             before what overwrites or frees it, the manual's rule; "implicit": every `tcgen05.ld`
-            waits for itself; "auto": implicit for a kernel that has at least 8 such loads and
-            not a single wait (such kernels leave it to register dependencies), else explicit.
+            waits for itself; "auto": implicit for a kernel without a single wait that CuTe-DSL
+            has made or that has at least 8 such loads (they leave it to register dependencies),
+            else explicit.
         trace: collect events for `Result.write_trace` (Perfetto JSON).
         exact_mma: use the published bit-exact accumulation of tensor cores, slower than the
             default float32 accumulation.

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from tcgen05_kernels import (
+    BAR_AT,
     COMMIT,
     LOAD,
     WAIT_LD,
@@ -22,10 +23,13 @@ from fovea.emulator import (
     DeadlockError,
     Fault,
     IllegalOperand,
+    Options,
     OutOfBounds,
     PtxError,
+    RaceError,
     UninitialisedRead,
     UnsupportedForm,
+    load_ptx,
 )
 
 # --- loads, stores and copies ---------------------------------------------------------------------
@@ -215,3 +219,36 @@ def test_allocation_waits_until_another_one_is_freed():
     empty = np.zeros(16, np.uint8)
     with pytest.raises(DeadlockError, match=r"tcgen05\.alloc of 512"):
         launch(kernel(second), np.zeros(4), empty, empty)
+
+
+def launch_named(name, wait, **options):
+    """Store cells, load them, and leave them to the end of the kernel called `name`."""
+    body = f"""tcgen05.st.sync.aligned.32x32b.x1.b32 [%lane], {{%thread}};
+    tcgen05.wait::st.sync.aligned;
+    tcgen05.ld.sync.aligned.32x32b.x1.b32 {{%d0}}, [%lane];
+    {wait}
+    mul.wide.u32 %rd2, %thread, 4; add.u64 %rd3, %out, %rd2; st.global.b32 [%rd3], %d0;
+    """
+    text = kernel(body).replace(".entry k(", f".entry {name}(")
+    out = np.zeros(128, np.uint32)
+    empty = np.zeros(16, np.uint8)
+    result = load_ptx(text).launch(
+        name, 1, 128, 1, [out, empty, empty, 16, 16], BAR_AT + 64, Options(**options)
+    )
+    assert out.tolist() == list(range(128))
+    return result
+
+
+def test_load_without_a_wait_is_left_to_its_registers_in_kernels_of_cute():
+    launch_named("kernel_cutlass_k", "")
+    launch_named("k", WAIT_LD)
+    with pytest.raises(RaceError, match="freed while"):
+        launch_named("k", "")
+
+
+def test_load_that_cute_frees_before_its_wait_is_a_warning():
+    result = launch_named("kernel_cutlass_k", "", tensor_load_wait="explicit")
+    assert len(result.warnings) == 1
+    assert "tcgen05.ld" in result.warnings[0]
+    with pytest.raises(RaceError, match="freed while"):
+        launch_named("k", "", tensor_load_wait="explicit")

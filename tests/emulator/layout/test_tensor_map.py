@@ -9,6 +9,7 @@ from fovea.emulator.layout.tensor_map import (
     make_tensor_map,
     replace_field,
 )
+from fovea.emulator.layout.tensor_tile import clip_box
 
 ADDRESS = 0x7F1234567000
 # Words 2 to 14 of maps that CuTe-DSL 4.8.1 launchers packed, with what they were made from:
@@ -161,3 +162,35 @@ def test_bytes_that_are_no_map_are_refused():
         decode_tensor_map(bytes(128))
     with pytest.raises(ValueError, match="128 bytes, got 64"):
         decode_tensor_map(bytes(64))
+
+
+def packed_4_bit_map() -> bytes:
+    """A map of 256 x 256 packed 4-bit elements, boxes of 256 x 128, as CuTe-DSL packs it."""
+    words = [0] * 32
+    words[0], words[1] = ADDRESS & 0xFFFFFFFF, ADDRESS >> 32
+    fields = [0x465A2, 8, 0x800, 0, 0, 0, 0xFF, 0xFF, 0, 0, 0, 0xFF000000, 0x7F]
+    words[2:15] = fields
+    return struct.pack("<32I", *words)
+
+
+def test_packed_4_bit_map_counts_bytes_of_dimension_0() -> None:
+    tensor = decode_tensor_map(packed_4_bit_map())
+    assert tensor.element.name == "b4x16"
+    assert (tensor.sizes, tensor.box) == ((128, 256, 1), (128, 128, 1))
+    assert tensor.strides[:2] == (1, 128)
+    assert tensor.box_bytes == 128 * 128
+    assert encode_tensor_map(tensor)[:60] == packed_4_bit_map()[:60]
+
+
+def test_packed_4_bit_coordinates_are_elements_and_must_be_even() -> None:
+    tensor = decode_tensor_map(packed_4_bit_map())
+    assert clip_box(tensor, (64, 3, 0)).address == ADDRESS + 3 * 128 + 32
+    with pytest.raises(ValueError, match="multiple of 2"):
+        clip_box(tensor, (65, 3, 0))
+
+
+def test_padded_4_bit_and_6_bit_maps_are_refused() -> None:
+    data = bytearray(packed_4_bit_map())
+    data[9] = data[9] & ~0x07 | 0x06  # element type 12
+    with pytest.raises(ValueError, match="type 12 is not implemented"):
+        decode_tensor_map(bytes(data))

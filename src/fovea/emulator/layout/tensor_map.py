@@ -31,6 +31,8 @@ MAP_BYTES = 128
 _TILED_TAG = 2
 _TILED_TAGS = (0, _TILED_TAG)
 _LARGE_TENSOR_BYTES = 128 * 1024
+_TF32, _TF32_FTZ, _PACKED_4_BIT = 11, 12, 13  # their numbers for tensormap.replace
+_PACKED_4_BIT_CODE = 11  # in the map, where tf32 is f32 with a flag (read off a launcher's map)
 _SWIZZLE_WIDTHS = (0, 32, 64, 128)
 
 
@@ -60,6 +62,7 @@ ELEMENT_TYPES: tuple[ElementType, ...] = tuple(
             ("bf16", 2),
             ("tf32", 4),
             ("tf32.ftz", 4),
+            ("b4x16", 1),  # two elements of 4 bits in a byte: a unit here is a byte
         )
     )
 )
@@ -69,7 +72,8 @@ ELEMENT_TYPES: tuple[ElementType, ...] = tuple(
 class TensorMap:
     """A decoded tiled tensor map. Dimension 0 is the contiguous one.
 
-    Units: strides in bytes (dimension 0's is the element size), box and sizes in elements.
+    Units: strides in bytes (dimension 0's is the element size), box and sizes in elements; of
+    packed 4-bit elements, sizes and box of dimension 0 are in bytes.
     """
 
     address: int
@@ -120,6 +124,11 @@ class TensorMap:
         return len(self.sizes)
 
     @property
+    def pack(self) -> int:
+        """Elements in one unit of dimension 0: coordinates are in elements."""
+        return 2 if self.element.number == _PACKED_4_BIT else 1
+
+    @property
     def box_counts(self) -> tuple[int, ...]:
         """Elements a copy moves along each dimension: the box sampled at the element strides."""
         return tuple(-(-b // s) for b, s in zip(self.box, self.element_strides, strict=True))
@@ -150,23 +159,35 @@ def decode_tensor_map(data: bytes) -> TensorMap:
         )
     rank = (flags >> 4 & 7) + 1
     number = flags >> 7 & 0xF
-    if number >= len(ELEMENT_TYPES):
-        raise ValueError(f"tensor map element type {number} is unknown (known: 0 to 12)")
+    if number > _PACKED_4_BIT_CODE:
+        raise ValueError(
+            f"tensor map element type {number} is not implemented (known: 0 to "
+            f"{_PACKED_4_BIT_CODE}; 12 and 13 pad packed 4- and 6-bit elements in shared memory)"
+        )
     if flags >> 11 & 3:
         raise ValueError("interleaved tensor maps are not implemented; use interleave none")
-    element = ELEMENT_TYPES[number]
+    element = ELEMENT_TYPES[_PACKED_4_BIT if number == _PACKED_4_BIT_CODE else number]
     if flags >> 16 & 1:
-        element = ELEMENT_TYPES[11]
+        element = ELEMENT_TYPES[_TF32]
     if rank > 5:
         raise ValueError(f"tensor map has rank {rank}; allowed: 1 to 5")
     strides = [(word[3 + i] | (word[7] >> 4 * i & 0xF) << 32) * 16 for i in range(rank - 1)]
     boxes = (word[13] >> 24, *struct.unpack("<4B", struct.pack("<I", word[14])))
+    sizes = [word[8 + i] + 1 for i in range(rank)]
+    box = [size + 1 for size in boxes[:rank]]
+    if element.number == _PACKED_4_BIT:
+        if sizes[0] % 2 or box[0] % 2:
+            raise ValueError(
+                f"tensor map of packed 4-bit elements has size {sizes[0]} and box {box[0]} of "
+                "dimension 0; both must be even"
+            )
+        sizes[0], box[0] = sizes[0] // 2, box[0] // 2
     return TensorMap(
         address=word[0] | word[1] << 32,
         element=element,
-        sizes=tuple(word[8 + i] + 1 for i in range(rank)),
+        sizes=tuple(sizes),
         strides=(element.size_bytes, *strides),
-        box=tuple(size + 1 for size in boxes[:rank]),
+        box=tuple(box),
         element_strides=tuple((word[13] >> 3 * i & 7) + 1 for i in range(rank)),
         swizzle=_SWIZZLE_WIDTHS[flags >> 13 & 3],
         fills_nan=bool(flags >> 15 & 1),
@@ -179,11 +200,11 @@ def encode_tensor_map(tensor: TensorMap) -> bytes:
     rank = tensor.rank
     span = max(n * s for n, s in zip(tensor.sizes, tensor.strides, strict=True))
     number = tensor.element.number
-    is_tf32 = number in (11, 12)
+    is_tf32 = number in (_TF32, _TF32_FTZ)
     flags = (
         _TILED_TAG
         | (rank - 1) << 4
-        | (number - 4 if is_tf32 else number) << 7
+        | _code_of(number) << 7
         | _SWIZZLE_WIDTHS.index(tensor.swizzle) << 13
         | int(tensor.fills_nan) << 15
         | int(is_tf32) << 16
@@ -193,6 +214,7 @@ def encode_tensor_map(tensor: TensorMap) -> bytes:
     units = [stride // 16 for stride in tensor.strides[1:]]
     units += [0] * (4 - len(units))
     boxes = [size - 1 for size in tensor.box] + [0] * (5 - rank)
+    boxes[0] = tensor.box[0] * tensor.pack - 1
     sampling = sum((stride - 1) << 3 * i for i, stride in enumerate(tensor.element_strides))
     words = [
         tensor.address & 0xFFFFFFFF,
@@ -200,12 +222,20 @@ def encode_tensor_map(tensor: TensorMap) -> bytes:
         flags,
         *[unit & 0xFFFFFFFF for unit in units],
         sum((unit >> 32) << 4 * i for i, unit in enumerate(units)),
-        *[size - 1 for size in tensor.sizes],
+        tensor.sizes[0] * tensor.pack - 1,
+        *[size - 1 for size in tensor.sizes[1:]],
         *[0] * (5 - rank),
         sampling | boxes[0] << 24,
         boxes[1] | boxes[2] << 8 | boxes[3] << 16 | boxes[4] << 24,
     ]
     return struct.pack("<15I", *words).ljust(MAP_BYTES, b"\0")
+
+
+def _code_of(number: int) -> int:
+    """Return the type a map holds for a number of tensormap.replace."""
+    if number == _PACKED_4_BIT:
+        return _PACKED_4_BIT_CODE
+    return number - 4 if number in (_TF32, _TF32_FTZ) else number
 
 
 def make_tensor_map(
@@ -282,8 +312,8 @@ def replace_field(data: bytes, name: str, value: int, ordinal: int = 0) -> bytes
         words[13] = _insert(words[13], 3 * i, 3, _ranged(name, value - 1, 8))
     elif name == "elemtype":
         number = _ranged(name, value, len(ELEMENT_TYPES))
-        is_tf32 = number in (11, 12)
-        words[2] = _insert(words[2], 7, 4, number - 4 if is_tf32 else number)
+        is_tf32 = number in (_TF32, _TF32_FTZ)
+        words[2] = _insert(words[2], 7, 4, _code_of(number))
         words[2] = _insert(words[2], 16, 1, int(is_tf32))
     else:
         places = {

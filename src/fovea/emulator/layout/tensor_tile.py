@@ -65,6 +65,12 @@ def clip_box(tensor: TensorMap, coordinates: tuple[int, ...]) -> Tile:
             f"{len(coordinates)} coordinates for a tensor map of rank {tensor.rank}; the "
             "instruction's dimension must be the map's rank"
         )
+    if coordinates[0] % tensor.pack:
+        raise ValueError(
+            f"coordinate {coordinates[0]} of dimension 0 must be a multiple of {tensor.pack}: the "
+            "elements are packed"
+        )
+    coordinates = (coordinates[0] // tensor.pack, *coordinates[1:])
     address = tensor.address
     slices: list[slice] = []
     strides: list[int] = []

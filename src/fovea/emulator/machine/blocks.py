@@ -69,18 +69,21 @@ def narrow(mask: Array) -> Array | None:
 
 
 _TENSOR_LOAD, _TENSOR_LOAD_WAIT = "tcgen05.ld.", "tcgen05.wait::ld"
-# a kernel with fewer loads and no wait more likely misses one than leaves all to ptxas
+# a kernel with fewer loads and no wait more likely misses one than leaves all to ptxas, unless its
+# name says that CuTe-DSL has made it: that compiler emits a wait only where the source has one
 _LOADS_WITHOUT_WAIT = 8
+_CUTE_KERNEL = "kernel_cutlass_"
 
 
-def _waits_for_loads(body: list[syntax.Statement | syntax.LabelMark], rule: str) -> bool:
+def _waits_for_loads(function: syntax.Function, rule: str) -> bool:
     """Return whether tensor-memory loads wait for themselves; see `Options.tensor_load_wait`."""
     if rule != "auto":
         return rule == "implicit"
-    opcodes = [item.opcode for item in body if isinstance(item, syntax.Statement)]
+    opcodes = [item.opcode for item in function.body if isinstance(item, syntax.Statement)]
     loads = sum(opcode.startswith(_TENSOR_LOAD) for opcode in opcodes)
     waits = sum(opcode.startswith(_TENSOR_LOAD_WAIT) for opcode in opcodes)
-    return loads >= _LOADS_WITHOUT_WAIT and not waits
+    is_trusted = function.name.startswith(_CUTE_KERNEL) or loads >= _LOADS_WITHOUT_WAIT
+    return is_trusted and not waits
 
 
 def _launch_registers(directives: Mapping[str, tuple[int, ...]]) -> int:
@@ -146,7 +149,9 @@ class KernelProgram:
         self.launch_registers = _launch_registers(directives)
         self._allocate_slots(function.body)
         instructions = self._decode(function.body)
-        self._waits_for_loads = _waits_for_loads(function.body, tensor_load_wait)
+        # whether a tensor-memory load that nothing waited for may be left to its registers' readers
+        self.trusts_registers = function.name.startswith(_CUTE_KERNEL)
+        self._waits_for_loads = _waits_for_loads(function, tensor_load_wait)
         switches = [
             instruction is not None
             and (
