@@ -191,6 +191,7 @@ def test_packed_4_bit_coordinates_are_elements_and_must_be_even() -> None:
 
 def test_padded_4_bit_and_6_bit_maps_are_refused() -> None:
     data = bytearray(packed_4_bit_map())
-    data[9] = data[9] & ~0x07 | 0x06  # element type 12
+    data[8] &= 0x7F  # element type 12: its bits are 7 to 10 of word 2
+    data[9] = data[9] & ~0x07 | 0x06
     with pytest.raises(ValueError, match="type 12 is not implemented"):
         decode_tensor_map(bytes(data))
