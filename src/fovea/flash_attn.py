@@ -6,7 +6,7 @@ itself. Invariant: an argument works as documented there, or raises; none is ign
 `num_splits`, which only tunes.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -58,6 +58,8 @@ def flash_attn_func(
     _check_dropout(dropout_p)
     score_mod = None
     if alibi_slopes is not None:
+        axes = "batch, seqlen, heads, head_dim"
+        _check_arguments(q=(q, axes), k=(k, axes))
         _check_slopes(alibi_slopes, q.shape[0], q.shape[2])
         score_mod = _alibi(alibi_slopes, k.shape[1] - q.shape[1])
     out, aux = attention(
@@ -112,6 +114,12 @@ def flash_attn_varlen_func(
         UnsupportedError: dropout, or gradients with a block_table.
     """
     _check_dropout(dropout_p)
+    bounds = "batch + 1"
+    _check_arguments(
+        q=(q, "total_q, heads, head_dim"),
+        cu_seqlens_q=(cu_seqlens_q, bounds),
+        cu_seqlens_k=(cu_seqlens_k, bounds),
+    )
     lengths_kv = cu_seqlens_k.diff()
     score_mod = None
     if alibi_slopes is not None:
@@ -180,13 +188,12 @@ def flash_attn_with_kvcache(
     """
     del num_splits, rotary_interleaved
     _check_cache_options(rotary_cos, rotary_sin, cache_leftpad)
+    _check_cached(q, (k_cache, v_cache), (k, v), block_table, cache_batch_idx)
     batch, seqlen_q, heads = q.shape[:3]
     page_size = k_cache.shape[1]
     table = _page_table(k_cache, block_table, cache_batch_idx, batch)
     seqlens = _cache_seqlens(cache_seqlens, table, page_size)
-    if k is not None:
-        if v is None:
-            raise ValueError(invalid("v", None, "a tensor like k", "pass both k and v or neither"))
+    if k is not None and v is not None:
         _check_append(k_cache, k, table, seqlens)
         _append(k_cache, k, table, seqlens)
         _append(v_cache, v, table, seqlens)
@@ -237,7 +244,57 @@ def _alibi(slopes: Tensor, offset: int | Tensor) -> Any:
     return shared
 
 
+def _check_arguments(**arguments: tuple[Any, str]) -> None:
+    """Raise unless each argument that is not None is a tensor with the axes named beside it."""
+    for name, (value, axes) in arguments.items():
+        if value is None:
+            continue
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                invalid(name, type(value).__name__, f"a tensor ({axes})", "pass a tensor")
+            )
+        if value.dim() != axes.count(",") + 1:
+            raise ValueError(
+                invalid(f"{name}.shape", tuple(value.shape), f"({axes})", "add or flatten axes")
+            )
+
+
+def _check_cached(
+    q: Tensor,
+    caches: tuple[Tensor, Tensor],
+    new: tuple[Tensor | None, Tensor | None],
+    block_table: Tensor | None,
+    cache_batch_idx: Tensor | None,
+) -> None:
+    """Raise unless the tensors of a call on caches fit each other; no content is read."""
+    cache_axes = "batch or pages, seqlen or page_size, heads_k, head_dim"
+    new_axes = "batch, seqlen_new, heads_k, head_dim"
+    _check_arguments(
+        q=(q, "batch, seqlen_q, heads, head_dim"),
+        k_cache=(caches[0], cache_axes),
+        v_cache=(caches[1], cache_axes),
+        k=(new[0], new_axes),
+        v=(new[1], new_axes),
+        block_table=(block_table, "batch, max_pages"),
+        cache_batch_idx=(cache_batch_idx, "batch"),
+    )
+    k, v = new
+    if k is None and v is None:
+        return
+    if k is None or v is None:
+        name, remedy = "k" if k is None else "v", "pass both k and v or neither"
+        raise ValueError(invalid(name, None, "a tensor like the other", remedy))
+    for name, rows, cache in (("k", k, caches[0]), ("v", v, caches[1])):
+        wanted = (q.shape[0], k.shape[1], *cache.shape[2:])
+        if tuple(rows.shape) != wanted:
+            allowed = f"{wanted}: batch of q, seqlen of k, heads and head_dim of its cache"
+            raise ValueError(invalid(f"{name}.shape", tuple(rows.shape), allowed, "match them"))
+
+
 def _check_slopes(slopes: Tensor, batch: int, heads: int) -> None:
+    if not isinstance(slopes, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        got = type(cast(Any, slopes)).__name__
+        raise TypeError(invalid("alibi_slopes", got, "a tensor (heads,)", "pass a tensor"))
     if tuple(slopes.shape) not in ((heads,), (batch, heads)):
         raise ValueError(
             invalid(
@@ -304,7 +361,14 @@ def _page_table(
 
 def _cache_seqlens(seqlens: int | Tensor | None, table: Tensor, page_size: int) -> Tensor:
     if isinstance(seqlens, Tensor):
+        if seqlens.is_floating_point() or tuple(seqlens.shape) != (table.shape[0],):
+            got = f"{tuple(seqlens.shape)} {seqlens.dtype}"
+            allowed = f"({table.shape[0]},) of an integer dtype, or one int"
+            raise ValueError(invalid("cache_seqlens", got, allowed, "give one length a row"))
         return seqlens.to(torch.int32)
+    if seqlens is not None and (isinstance(seqlens, bool) or not hasattr(seqlens, "__index__")):
+        allowed = "None, an int, or an integer tensor (batch,)"
+        raise TypeError(invalid("cache_seqlens", repr(seqlens), allowed, "pass an int"))
     length = table.shape[1] * page_size if seqlens is None else seqlens
     return torch.full((table.shape[0],), length, dtype=torch.int32, device=table.device)
 

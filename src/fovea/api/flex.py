@@ -5,6 +5,7 @@ shared batches, kernel_options, torch's AuxRequest and AuxOutput. Invariant: a c
 accepts means the same here, except that block lists are always honoured.
 """
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 from torch import Tensor
@@ -88,6 +89,12 @@ def flex_attention(
                 "ask with return_aux=AuxRequest(lse=True)",
             )
         )
+    if return_aux is not None and not hasattr(return_aux, "max_scores"):
+        got = f"{type(return_aux).__module__}.{type(return_aux).__name__}"
+        allowed = "None or torch.nn.attention.flex_attention.AuxRequest"
+        raise TypeError(
+            invalid("return_aux", got, allowed, "fovea.AuxRequest goes to fovea.attention")
+        )
     options, _ = split_options(kernel_options)
     request = Request(
         score_mod=score_mod,
@@ -165,8 +172,14 @@ def split_options(kernel_options: dict[str, Any] | None) -> tuple[dict[str, Any]
     """Return (fovea's own options, names that are accepted and ignored).
 
     Raises:
+        TypeError: no dict.
         ValueError: a name that neither fovea nor torch knows.
     """
+    if kernel_options is not None and not isinstance(kernel_options, Mapping):  # pyright: ignore
+        got = type(kernel_options).__name__
+        raise TypeError(
+            invalid("kernel_options", got, "None or a dict", "pass {'backend': ...}, say")
+        )
     own: dict[str, Any] = {"backend": None, "deterministic": None}
     ignored: list[str] = []
     for name, option in (kernel_options or {}).items():

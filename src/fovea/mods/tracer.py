@@ -324,6 +324,11 @@ class Tracer:
             known = operator_by_name(function)
             if known is not None:
                 return self.wrap(known(self, *args, **kwargs))
+        if name.endswith("__array__"):
+            raise TraceError(
+                "a NumPy array meets a traced value, which is known at run time only; capture "
+                "torch.from_numpy(array) in its place"
+            )
         if function in NEEDS_VALUE:
             raise TraceError(
                 f"{name} needs the value of a traced tensor, which is known at run time only (an "

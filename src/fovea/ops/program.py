@@ -147,10 +147,10 @@ def unpack(packed: Packed) -> AttentionProblem:
     if program.has_default_scale:
         scale = packed.q.shape[-1] ** -0.5
     else:
-        scale = _read_number("scale", next(constants), is_positive=False)
+        scale = _read_number("scale", next(constants), packed.q.dtype, is_positive=False)
     softcap = None
     if program.has_softcap:
-        softcap = _read_number("softcap", next(constants), is_positive=True)
+        softcap = _read_number("softcap", next(constants), packed.q.dtype, is_positive=True)
     scalars = [_read_scalars(mod, ints, constants) for mod in program.mods]
     captures: list[Sequence[Tensor]] = [packed.captures]
     for mod in program.mods[1:]:
@@ -210,11 +210,13 @@ def _number_tensor(number: float | Tensor) -> Tensor:
     return torch.tensor(number, dtype=torch.float64)
 
 
-def _read_number(name: str, number: Tensor, *, is_positive: bool) -> float | Tensor:
+def _read_number(
+    name: str, number: Tensor, dtype: torch.dtype, *, is_positive: bool
+) -> float | Tensor:
     if is_unreadable(number):
         return number
     value = float(number.item())
-    check_number(name, value, is_positive=is_positive)
+    check_number(name, value, dtype, is_positive=is_positive)
     return value
 
 

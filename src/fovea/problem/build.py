@@ -5,6 +5,7 @@ Lives here: the order of checks for dense and for packed calls. Not here: the ch
 layers below assert nothing about it again.
 """
 
+import operator
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -301,7 +302,9 @@ def _check_entries(name: str, tensor: Tensor, entries: int) -> None:
 
 
 def _normal_length(name: str, length: object) -> int:
-    is_integer = isinstance(length, int) and not isinstance(length, bool)
+    if not isinstance(length, (int, torch.SymInt, Tensor)) and hasattr(length, "__index__"):
+        length = operator.index(cast(Any, length))  # such as NumPy's
+    is_integer = isinstance(length, (int, torch.SymInt)) and not isinstance(length, bool)
     if not is_integer:
         raise TypeError(
             invalid(

@@ -21,6 +21,7 @@ from fovea.tiling.block_lists import BlockLists
 
 DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 MAX_HEAD_DIM = 256
+_FLOAT32 = torch.finfo(torch.float32)
 _UNLIMITED = 2**31 - 1  # keys on one side of the diagonal
 
 
@@ -188,14 +189,23 @@ def normal_number(name: str, value: object, q: Tensor, *, is_positive: bool) -> 
     number = cast(float, value)
     if torch.compiler.is_compiling():
         return number
-    check_number(name, number, is_positive=is_positive)
+    check_number(name, number, q.dtype, is_positive=is_positive)
     return float(number)
 
 
-def check_number(name: str, value: float, *, is_positive: bool) -> None:
-    """Raise ValueError unless `value` is finite, and positive where that is asked."""
-    if not math.isfinite(value) or (is_positive and value <= 0):
+def check_number(name: str, value: float, dtype: torch.dtype, *, is_positive: bool) -> None:
+    """Raise ValueError unless `value` is finite, and positive where that is asked.
+
+    It is finite and, where positive, not 0 in the dtype of the accumulation too.
+    """
+    is_wide = dtype == torch.float64
+    least, most = (0.0, math.inf) if is_wide else (_FLOAT32.tiny, _FLOAT32.max)
+    if not abs(value) <= most or abs(value) == math.inf or (is_positive and value <= least):
         allowed = "a finite number above 0" if is_positive else "any finite number"
+        if not is_wide:
+            allowed += (
+                f" of float32 ({f'{least:.3g} to ' if is_positive else ''}{most:.3g} in size)"
+            )
         remedy = "pass None for no softcap" if is_positive else "pass None for 1/sqrt(head_dim)"
         raise ValueError(invalid(name, value, allowed, remedy))
 

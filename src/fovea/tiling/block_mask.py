@@ -91,6 +91,15 @@ def _build(
         _check_gathers(mask, (batch, heads, seqlen_q, seqlen_kv))
     with torch.no_grad():
         program = TracedProgram(mask, place)
+        if place.type == "meta":
+            raise ValueError(
+                invalid(
+                    "device",
+                    place,
+                    "a device whose tensors hold something",
+                    "build the mask on the CPU, and move it with block_mask.to('meta')",
+                )
+            )
         grid = BlockGrid(
             batch=batch if program.reads("b") else 1,
             heads=heads if program.reads("h") else 1,
