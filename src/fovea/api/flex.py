@@ -8,12 +8,13 @@ accepts means the same here, except that block lists are always honoured.
 from collections.abc import Mapping
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
 from fovea.api.attention import ScoreMod, autocast
 from fovea.errors import UnsupportedError, invalid
-from fovea.ops import attend
+from fovea.ops import Passed, attend, attend_again
 from fovea.problem import AttentionProblem, Request, make_dense
 
 # Names that torch's own kernels are tuned by: they change no result, and fovea has its own plan.
@@ -95,22 +96,49 @@ def flex_attention(
         raise TypeError(
             invalid("return_aux", got, allowed, "fovea.AuxRequest goes to fovea.attention")
         )
-    options, _ = split_options(kernel_options)
-    request = Request(
-        score_mod=score_mod,
-        block_mask=block_mask,
-        scale=scale,
-        deterministic=options["deterministic"],
-        wants_lse=return_lse or (return_aux is not None and return_aux.lse),
-        wants_max_score=return_aux is not None and return_aux.max_scores,
+    own, _ = split_options(kernel_options)
+    options = (
+        *(False, None, score_mod, None, block_mask, None, None, scale, own["deterministic"]),
+        return_lse or (return_aux is not None and bool(return_aux.lse)),
+        return_aux is not None and bool(return_aux.max_scores),
     )
-    problem = flex_problem(query, key, value, request, enable_gqa=enable_gqa)
-    result = attend(problem, options["backend"])
-    out = result.out.transpose(1, 2)
+    passed = None
+    if not torch.compiler.is_compiling():
+        passed = _passed(query, key, value, options, own["backend"], enable_gqa=enable_gqa)
+    result = None if passed is None else attend_again(passed)
+    if result is None:
+        request = Request(*options)
+        problem = flex_problem(query, key, value, request, enable_gqa=enable_gqa)
+        result = attend(problem, own["backend"], passed)
+    out, lse, max_score = result
+    out = out.transpose(1, 2)
     if return_aux is not None:
-        lse = result.lse if return_aux.lse else None
-        return out, AuxOutput(lse=lse, max_scores=result.max_score)
-    return (out, result.lse) if return_lse else out
+        return out, AuxOutput(lse=lse if return_aux.lse else None, max_scores=max_score)
+    return (out, lse) if return_lse else out
+
+
+def _passed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    options: tuple[Any, ...],
+    backend: str | None,
+    *,
+    enable_gqa: bool,
+) -> Passed | None:
+    """Return the call as `fovea.attention` takes it; None where `flex_problem` has to look at it.
+
+    Where it returns something, the checks of `flex_problem` pass and it expands nothing.
+    """
+    try:
+        if not query.dim() == key.dim() == value.dim() == 4:
+            return None
+        batch, heads, *_ = query.shape
+        if key.shape[0] != batch or (key.shape[1] != heads and not enable_gqa):
+            return None
+    except (AttributeError, RuntimeError):  # no tensors, or nested ones
+        return None
+    return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), options, backend
 
 
 def flex_problem(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fovea.errors import UnsupportedError, invalid
 from fovea.ops import attend
-from fovea.problem import ForwardResult, Request, VarlenRequest, make_varlen
+from fovea.problem import Request, Results, VarlenRequest, make_varlen
 
 
 def is_jagged(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -52,7 +52,7 @@ def is_jagged(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 def attention_jagged(
     q: Tensor, k: Tensor, v: Tensor, request: Request, backend: str | None
-) -> ForwardResult:
+) -> Results:
     """Return the results of a call on (batch, jagged, heads, head_dim) nested tensors.
 
     out is nested like q; lse and max_score are packed, (heads_q, total_q).
@@ -86,9 +86,8 @@ def attention_jagged(
         cast(Any, k)._get_max_seqlen(),
     )
     values = autocast(q.values(), k.values(), v.values())
-    result = attend(make_varlen(*values, where, request), backend)
-    out = torch.nested.nested_tensor_from_jagged(result.out, offsets=offsets_q)
-    return ForwardResult(out, result.lse, result.max_score)
+    out, lse, max_score = attend(make_varlen(*values, where, request), backend)
+    return torch.nested.nested_tensor_from_jagged(out, offsets=offsets_q), lse, max_score
 
 
 def _offsets(tensor: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from fovea.errors import UnsupportedError
 from fovea.ops import eager, library, warm, watchers
 from fovea.ops.functions import Attention
 from fovea.ops.program import pack
-from fovea.problem import AttentionProblem, ForwardResult
+from fovea.problem import AttentionProblem, ForwardResult, Results
 from fovea.problem.parts import tensors_of
 
 _has_transform = torch._C._are_functorch_transforms_active  # pyright: ignore[reportPrivateUsage]
@@ -19,8 +19,10 @@ _has_transform = torch._C._are_functorch_transforms_active  # pyright: ignore[re
 
 def attend(
     problem: AttentionProblem, backend: str | None, passed: warm.Passed | None = None
-) -> ForwardResult:
+) -> Results:
     """Run a problem, recorded by autograd where a gradient is needed.
+
+    The lse is the caller's own where the problem wants it or the max_score.
 
     Args:
         problem: the call.

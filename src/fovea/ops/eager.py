@@ -17,15 +17,20 @@ from torch.autograd import forward_ad
 from fovea import dispatch, env
 from fovea.dispatch import Choice, Launch
 from fovea.ops.batched_grads import each_of_batch, is_batched
-from fovea.ops.functions import differentiable_backward, keep_dynamo_out
+from fovea.ops.functions import (
+    differentiable_backward,
+    differentiable_lse,
+    keep_dynamo_out,
+)
 from fovea.ops.program import pack
-from fovea.problem import AttentionProblem, ForwardResult, GradientNeeds, Results
-from fovea.problem.parts import Facts, Numbers, facts_of, numbers_of, problem_of, tensors_of
+from fovea.problem import AttentionProblem, GradientNeeds, Results
+from fovea.problem.parts import Numbers, facts_of, numbers_of, problem_of, tensors_of
 
 PLAIN_TYPES = frozenset({Tensor, torch.nn.Parameter})
 
 _num_modes = torch._C._len_torch_dispatch_stack  # pyright: ignore[reportPrivateUsage]
 _has_transform = torch._C._are_functorch_transforms_active  # pyright: ignore[reportPrivateUsage]
+_is_grad_enabled = torch.is_grad_enabled
 _is_profiling = torch._C._autograd._profiler_enabled  # pyright: ignore
 
 
@@ -54,79 +59,66 @@ class Call:
     """What calls of one kind share: all of a problem but its tensors and numbers, and its backend.
 
     Attributes:
-        num_score_captures: tensors captured by the score_mod, which may need gradients.
+        num_score_captures: tensors captured by the score_mod, the only ones with gradients.
+        needs_capture_gradients: whether one of those requires grad.
         launch: runs a call on the device without building its problem; None where there is none.
     """
 
-    __slots__ = ("choice", "facts", "launch", "num_score_captures")
+    __slots__ = ("choice", "facts", "launch", "needs_capture_gradients", "num_score_captures")
 
-    def __init__(self, facts: Facts, choice: Choice, launch: Launch | None = None) -> None:
-        self.facts = facts
+    def __init__(self, problem: AttentionProblem, choice: Choice, launch: Launch | None) -> None:
+        self.facts = facts_of(problem)
         self.choice = choice
         self.launch = launch
-        score_mod = facts.mods[0]
-        self.num_score_captures = 0 if score_mod is None else score_mod.num_captures
+        captures = () if problem.score_mod is None else problem.score_mod.captures
+        self.num_score_captures = len(captures)
+        self.needs_capture_gradients = any(tensor.requires_grad for tensor in captures)
 
 
-def needs_gradient(tensors: Sequence[Any], num_score_captures: int) -> bool:
-    """Return whether autograd has to record a call on these tensors (`tensors_of`)."""
-    if not torch.is_grad_enabled():
-        return False
-    sink = tensors[3]
-    if (
-        tensors[0].requires_grad
-        or tensors[1].requires_grad
-        or tensors[2].requires_grad
-        or (sink is not None and sink.requires_grad)
-    ):
-        return True
-    for tensor in tensors[4 : 4 + num_score_captures] if num_score_captures else ():
-        if tensor.requires_grad:
-            return True
-    return False
-
-
-def run(
-    call: Call, numbers: Numbers, tensors: Sequence[Tensor | None], *, keeps_lse: bool
-) -> Results:
+def run(call: Call, numbers: Numbers, tensors: Sequence[Tensor | None], keeps_lse: bool) -> Results:
     """Run the forward of a call; without `keeps_lse` the lse may be overwritten by the next one."""
-    if call.launch is not None and not env.check():
-        return call.launch(tensors, numbers, keeps_lse)
-    return dispatch.forward(problem_of(call.facts, numbers, tensors), call.choice)
+    if call.launch is None or env.check():
+        return dispatch.forward(problem_of(call.facts, numbers, tensors), call.choice)
+    return call.launch(tensors, numbers, keeps_lse)
 
 
 class _Recorded(torch.autograd.Function):
-    """(call, numbers, tensors, q, k, v, sink, *score captures) -> out, lse, max_score or None."""
+    """(call, numbers, tensors, returns_lse, q, k, v, sink, *score captures) -> out, or with
+    `returns_lse` (out, lse, max_score or None).
+    """
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
-        call: Call = args[0]
-        tensors: Sequence[Tensor | None] = args[2]
-        out, lse, max_score = run(call, args[1], tensors, keeps_lse=True)
+        call, numbers, tensors, returns_lse, *_ = args
+        out, lse, max_score = run(call, numbers, tensors, True)
+        ctx.save_for_backward(out, lse, *tensors)
+        # Without the tensors: holding them here would go around autograd's hooks and checks.
+        ctx.kept = (call, numbers, returns_lse)
+        if not returns_lse:
+            return out
         ctx.set_materialize_grads(False)
         if max_score is not None:
             ctx.mark_non_differentiable(max_score)
-        ctx.save_for_backward(out, lse, *tensors)
-        # Without the tensors: holding them here would go around autograd's hooks and checks.
-        ctx.call, ctx.numbers = call, args[1]
         return out, lse, max_score
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        dout, dlse, _ = grads
-        flags = ctx.needs_input_grad[3:]
+        dout, dlse, _ = grads if len(grads) == 3 else (grads[0], None, None)
+        flags = ctx.needs_input_grad[4:]
         if dout is None and dlse is None:
-            return (None,) * (3 + len(flags))
+            return (None,) * (4 + len(flags))
         if is_batched(grads):
             return each_of_batch(partial(_Recorded.backward, ctx), grads)
         out, lse, *tensors = ctx.saved_tensors
-        call: Call = ctx.call
-        problem = problem_of(call.facts, ctx.numbers, tensors)
+        call, numbers, returns_lse = ctx.kept
+        problem = problem_of(call.facts, numbers, tensors)
         if torch.is_grad_enabled() or not is_plain(tensors):
             packed = pack(problem, call.choice.backend)
+            if torch.is_grad_enabled() and not returns_lse:
+                lse = differentiable_lse(packed)  # what was saved is no output: it has no history
             results = differentiable_backward(packed, (dout, dlse, out, lse), list(flags))
             return (
-                *(None, None, None),
+                *(None, None, None, None),
                 *(g if f else None for g, f in zip(results, flags, strict=True)),
             )
         needs = GradientNeeds(*flags[:4], score_captures=tuple(flags[4:]))
@@ -134,7 +126,7 @@ class _Recorded(torch.autograd.Function):
             problem, call.choice, out=out, lse=lse, dout=dout, dlse=dlse, needs=needs
         )
         return (
-            *(None, None, None),
+            *(None, None, None, None),
             found.dq,
             found.dk,
             found.dv,
@@ -149,17 +141,28 @@ keep_dynamo_out(_Recorded.backward)
 _record = cast(Any, super(torch.autograd.Function, _Recorded)).apply
 
 
-def attend(
-    call: Call, numbers: Numbers, tensors: Sequence[Tensor | None], *, keeps_lse: bool = True
-) -> Results:
-    """Run a plain call, recorded by autograd where a gradient is needed."""
-    num_score_captures = call.num_score_captures
-    if not needs_gradient(tensors, num_score_captures):
-        return run(call, numbers, tensors, keeps_lse=keeps_lse)
-    return _record(call, numbers, tensors, *tensors[: 4 + num_score_captures])
+def attend(call: Call, numbers: Numbers, tensors: Sequence[Any], returns_lse: bool) -> Results:
+    """Run a plain call, recorded by autograd where a gradient is needed.
+
+    Without `returns_lse` the lse is None or may be overwritten, and there is no max_score.
+    """
+    sink = tensors[3]
+    if _is_grad_enabled() and (
+        tensors[0].requires_grad
+        or tensors[1].requires_grad
+        or tensors[2].requires_grad
+        or call.needs_capture_gradients
+        or (sink is not None and sink.requires_grad)
+    ):
+        inputs = tensors[: 4 + call.num_score_captures]
+        found = _record(call, numbers, tensors, returns_lse, *inputs)
+        return found if returns_lse else (found, None, None)
+    return run(call, numbers, tensors, returns_lse)
 
 
-def attend_problem(problem: AttentionProblem, choice: Choice) -> tuple[ForwardResult, Call]:
+def attend_problem(problem: AttentionProblem, choice: Choice) -> tuple[Results, Call]:
     """Run a plain problem for the first time; return its results and what later calls share."""
-    call = Call(facts_of(problem), choice, dispatch.launch_of(problem, choice))
-    return ForwardResult(*attend(call, numbers_of(problem), tensors_of(problem))), call
+    call = Call(problem, choice, dispatch.launch_of(problem, choice))
+    # As later calls do: with another graph, second orders would differ in their last bits.
+    returns_lse = problem.wants_lse or problem.wants_max_score
+    return attend(call, numbers_of(problem), tensors_of(problem), returns_lse), call

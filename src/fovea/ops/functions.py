@@ -137,6 +137,13 @@ _apply = cast(Any, Attention).apply
 _apply_backward = cast(Any, AttentionBackward).apply
 
 
+def differentiable_lse(packed: Packed) -> Tensor:
+    """Return the lse of a call, itself differentiable."""
+    facts = (packed.program, tuple(packed.ints), len(packed.captures))
+    tensors = (packed.q, packed.k, packed.v, packed.sink, *packed.captures, *packed.constants)
+    return _apply(*facts, *tensors)[1]
+
+
 def differentiable_backward(
     packed: Packed, results: tuple[Any, ...], flags: list[bool]
 ) -> tuple[Tensor, ...]:

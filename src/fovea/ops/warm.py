@@ -17,12 +17,12 @@ from torch.nn import Parameter
 
 from fovea.mods.trace import TracedMod
 from fovea.ops import eager
-from fovea.ops.eager import Call
+from fovea.ops.eager import Call, is_watched
 from fovea.plan.integers import NARROW_LIMIT
 from fovea.problem import AttentionProblem, Results
 from fovea.problem.block_masks import KnownLists, recall
-from fovea.problem.known_mods import ModReader, reader_of
-from fovea.problem.parts import Numbers, Scalars
+from fovea.problem.known_mods import ModReader, Scalars, reader_of
+from fovea.problem.parts import NO_SCALARS, Numbers
 
 # q, k, v, the fields of a `Request` in its order, backend: as the user passed them.
 Passed = tuple[Tensor, Tensor, Tensor, tuple[Any, ...], str | None]
@@ -32,7 +32,6 @@ _MODS_LIMIT = 8  # calls of one key that differ in what their mods capture
 
 _is_autocast_on = torch._C._is_any_autocast_enabled  # pyright: ignore
 _is_deterministic = torch._C._get_deterministic_algorithms  # pyright: ignore
-_NO_SCALARS: Scalars = ()
 
 
 Readers = tuple[tuple[int, ModReader], ...]
@@ -62,11 +61,11 @@ _known: dict[tuple[Any, ...] | None, tuple[_Known, ...]] = {}
 def attend(passed: Passed) -> Results | None:
     """Return the results of a call like an earlier one; None where it has to be checked.
 
-    The lse is the caller's own only if it asked for it.
+    The lse and the max_score are there only if the caller asked for one of them.
     """
     q, k, v, options, _ = passed
     try:
-        _, _, score_mod, mask_mod, block_mask, softcap, sink, scale, _, wants_lse, _ = options
+        _, _, score_mod, mask_mod, block_mask, softcap, sink, scale, _, lse, top = options
         lists = None if block_mask is None else recall(block_mask)
         found = _known.get(_key(passed, lists))
         if found is None:
@@ -81,8 +80,7 @@ def attend(passed: Passed) -> Results | None:
             if read is None:
                 return None
             known, scalars = read
-            if lists is not None:
-                tensors += lists.tensors
+            tensors = (*tensors, *(() if lists is None else lists.tensors))
     except (RuntimeError, TypeError, ValueError, AttributeError):
         # Something unusual, such as a sparse tensor, which has no strides: its check will say so.
         return None
@@ -91,7 +89,7 @@ def attend(passed: Passed) -> Results | None:
         scale_default if scale is None else float(scale),
         scalars,
     )
-    return eager.attend(known.call, numbers, tensors, keeps_lse=wants_lse)
+    return eager.attend(known.call, numbers, tensors, lse or top)
 
 
 def remember(passed: Passed, problem: AttentionProblem, call: Call) -> None:
@@ -116,7 +114,7 @@ def remember(passed: Passed, problem: AttentionProblem, call: Call) -> None:
                 return
             readers.append((place, reader))
     scale = problem.q.shape[-1] ** -0.5
-    numbers = (None, scale, (_NO_SCALARS, _NO_SCALARS, _NO_SCALARS))
+    numbers = (None, scale, NO_SCALARS)
     known = _Known(call, numbers, tuple(readers))
     if len(_known) >= _LIMIT:
         _known.clear()
@@ -143,7 +141,7 @@ def _key(passed: Passed, lists: KnownLists | None) -> tuple[Any, ...] | None:
         (type(q) is not Tensor and type(q) is not Parameter)
         or (type(k) is not Tensor and type(k) is not Parameter)
         or (type(v) is not Tensor and type(v) is not Parameter)
-        or eager.is_watched()
+        or is_watched()
         or _is_autocast_on()
         or _is_deterministic()
     ):
@@ -202,15 +200,20 @@ def _read(
     """
     count = len(tensors)
     for known in found:
-        scalars = [_NO_SCALARS, _NO_SCALARS, _NO_SCALARS]
+        scalars = NO_SCALARS
         # Which mods there are is part of the key.
         for place, reader in known.readers:
             read = reader.read(mods[place], tensors)
-            if read is None or (read and not _are_narrow(read)):
+            if read is None:
                 break
-            scalars[place] = read
+            if read:
+                if not _are_narrow(read):
+                    break
+                changed = list(scalars)
+                changed[place] = read
+                scalars = (changed[0], changed[1], changed[2])
         else:
-            return known, (scalars[0], scalars[1], scalars[2])
+            return known, scalars
         del tensors[count:]
     return None
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from fovea.mods.closures import (
     Plan,
@@ -36,7 +37,7 @@ Scalars = tuple[int | float, ...]
 # classes below. A tuple, since reading one has to cost little.
 Part = tuple[type, Any]
 
-_TENSOR_TYPES = (Tensor, torch.nn.Parameter)
+_TENSOR_TYPES = (Tensor, Parameter)
 _PLAIN_TYPES = (bool, str, bytes, type(None), torch.dtype, torch.device)
 _MAX_DEPTH = 8
 
@@ -53,17 +54,6 @@ class _Tensor(NamedTuple):
     requires_grad: bool
     layout: torch.layout
     device: torch.device
-
-    def read(self, value: Any, tensors: list[Tensor], numbers: list[int | float]) -> bool:
-        tensors.append(value)
-        dtype, shape, requires_grad, layout, device = self
-        return (
-            value.dtype is dtype
-            and value.shape == shape
-            and value.requires_grad is requires_grad
-            and value.layout is layout
-            and value.device == device
-        )
 
 
 class _Constant(NamedTuple):
@@ -115,9 +105,7 @@ class _Function(NamedTuple):
         if value.__code__ is not code:
             return False
         # The code decides the number of cells. An empty one raises ValueError.
-        if cells and not _read(
-            cells, [cell.cell_contents for cell in value.__closure__], tensors, numbers
-        ):
+        if cells and not _read(cells, value.__closure__, tensors, numbers, True):
             return False
         found = value.__defaults__
         if (found or defaults) and not _read(defaults, found or (), tensors, numbers):
@@ -129,16 +117,33 @@ class _Function(NamedTuple):
 
 
 def _read(
-    parts: tuple[Part, ...], values: Any, tensors: list[Tensor], numbers: list[int | float]
+    parts: tuple[Part, ...],
+    values: Any,
+    tensors: list[Tensor],
+    numbers: list[int | float],
+    are_cells: bool = False,
 ) -> bool:
     """Add the tensors and numbers among values to the lists; False where one is not expected."""
     if len(parts) != len(values):
         return False
     for (kind, expected), value in zip(parts, values):
+        if are_cells:
+            value = value.cell_contents
         if type(value) is not kind:
             return False
         if expected is None:
             numbers.append(value)
+        elif kind is Tensor or kind is Parameter:
+            dtype, shape, requires_grad, layout, device = expected
+            if (
+                value.dtype is not dtype
+                or value.shape != shape
+                or value.requires_grad is not requires_grad
+                or value.layout is not layout
+                or value.device != device
+            ):
+                return False
+            tensors.append(value)
         elif not expected.read(value, tensors, numbers):
             return False
     return True
@@ -215,6 +220,8 @@ class ModReader:
         Raises:
             ValueError: a cell of the function is empty.
         """
+        if type(mod) is not FunctionType:
+            return None
         tensors: list[Tensor] = []
         numbers: list[int | float] = []
         if not self._function.read(mod, tensors, numbers):

@@ -38,6 +38,9 @@ class ModFacts(NamedTuple):
 Numbers = tuple[float | Tensor | None, float | Tensor, tuple[Scalars, Scalars, Scalars]]
 
 
+NO_SCALARS: tuple[Scalars, Scalars, Scalars] = ((), (), ())
+
+
 class Facts(NamedTuple):
     """What is left of a problem without tensors and numbers.
 
@@ -84,7 +87,9 @@ def numbers_of(problem: AttentionProblem) -> Numbers:
     return (
         _PLACE if isinstance(problem.softcap, Tensor) else problem.softcap,
         _PLACE if isinstance(problem.scale, Tensor) else problem.scale,
-        (
+        NO_SCALARS
+        if score_mod is None and mask_mod is None and block_mod is None
+        else (
             () if score_mod is None else score_mod.scalars,
             () if mask_mod is None else mask_mod.scalars,
             () if block_mod is None else block_mod.scalars,

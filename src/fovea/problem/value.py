@@ -157,8 +157,9 @@ class ForwardResult(NamedTuple):
     max_score: Tensor | None
 
 
-# out, lse and max_score: a ForwardResult, or a plain tuple where one is made in every call.
-Results = tuple[Tensor, Tensor, Tensor | None]
+# out, lse and max_score: a ForwardResult, or a plain tuple where one is made in every call; the lse
+# may be None where nobody asked for it.
+Results = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 class GradientNeeds(NamedTuple):

@@ -16,7 +16,8 @@ from fovea.plan.numerics import LOG2_E
 from fovea.plan.select import band_of
 from fovea.plan.sm90 import ForwardPlan
 from fovea.problem import AttentionProblem, Results, strides_in_order
-from fovea.problem.parts import Numbers
+from fovea.problem.parts import NO_SCALARS, Numbers
+from fovea.runtime.stream_memory import StreamMemory
 from fovea.tiling.order import section_heads
 
 _ALIGNMENT_BYTES = 16  # of base and strides, asked by the copy engine
@@ -25,12 +26,16 @@ _ALIGNMENT_ELEMENTS = 8
 _L2_BYTES = 32 * 1024**2
 
 
+MemoryOf = Callable[[torch.device], StreamMemory | None]
+
+
 class ForwardLaunch:
     """Forward launches of one kernel on one layout: everything but tensors and numbers is ready.
 
     `launcher` takes what the kernel's host function does, without the stream. `takes_as_is` says
     that q, k, v and out need no copy, whatever their addresses are aligned to; `has_layout_of_q`
-    that out is laid out as q; `has_plain_captures` that captures go along as they are unless empty.
+    that out is laid out as q; `memory_of`, where given, gives what launches of a stream share;
+    `has_plain_captures` that captures go along as they are.
     """
 
     __slots__ = (
@@ -44,6 +49,7 @@ class ForwardLaunch:
         "lists",
         "lse_shape",
         "lse_strides",
+        "memory_of",
         "num_captures",
         "out_shape",
         "out_strides",
@@ -57,8 +63,10 @@ class ForwardLaunch:
         plan: ForwardPlan,
         num_sms: int,
         launcher: Callable[..., Any],
+        memory_of: MemoryOf | None = None,
     ) -> None:
         self.launcher = launcher
+        self.memory_of = memory_of
         self.device = problem.device
         self.dtype = problem.dtype
         self.out_shape = (*problem.q.shape[:-1], problem.head_dim_v)
@@ -80,23 +88,16 @@ class ForwardLaunch:
         mods = (problem.score_mod, problem.mask_mod, problem.block_mask_mod)
         captures = [tensor for mod in mods if mod is not None for tensor in mod.captures]
         self.num_captures = len(captures)
-        self.has_plain_captures = all(t.dim() > 0 and t.dtype != torch.bool for t in captures)
+        self.has_plain_captures = has_plain_captures(problem)
         lists = problem.block_lists
         self.lists = None if lists is None else (lists.block_q, lists.block_kv // plan.tile_n)
 
-    def __call__(
-        self,
-        tensors: Sequence[Any],
-        numbers: Numbers,
-        lse: Tensor | None = None,
-        counter: Tensor | None = None,
-    ) -> Results:
+    def __call__(self, tensors: Sequence[Any], numbers: Numbers, keeps_lse: bool = True) -> Results:
         """Launch on the current stream of the tensors' device.
 
         Args:
             tensors, numbers: of the call, as `problem.parts` orders them.
-            lse: where to write it; None allocates it.
-            counter: a zero that no other launch has; None makes one where it is needed.
+            keeps_lse: False lets a later launch overwrite the lse.
         """
         q, k, v, sink = tensors[0], tensors[1], tensors[2], tensors[3]
         if self.has_layout_of_q:
@@ -113,6 +114,12 @@ class ForwardLaunch:
             q, k, v = loadable(q), loadable(k), loadable(v)
             if not _is_loadable(out):
                 target = _padded_out(out, v.shape[-1])
+        lse = counter = None
+        if self.memory_of is not None and (self.is_dynamic or not keeps_lse):
+            memory = self.memory_of(self.device)
+            if memory is not None:
+                lse = None if keeps_lse else memory.scratch(self.lse_shape)
+                counter = memory.counter() if self.is_dynamic else None
         if lse is None:
             lse = self._row_numbers()
         if counter is None and self.is_dynamic:
@@ -133,9 +140,9 @@ class ForwardLaunch:
             None if self.lists is None else (*tensors[place : place + 4], *self.lists),
             (scale, scale * LOG2_E, 1.0 if softcap is None else softcap),
             self.integers,
-            self._captures(tensors) if self.num_captures else None,
             # None, not an empty tuple: the launcher has no type for nothing.
-            (*scalars[0], *scalars[1], *scalars[2]) or None,
+            self._captures(tensors) if self.num_captures else None,
+            None if scalars is NO_SCALARS else (*scalars[0], *scalars[1], *scalars[2]) or None,
         )
         if target is not out:
             out.copy_(target[..., : out.shape[-1]])
@@ -148,9 +155,20 @@ class ForwardLaunch:
 
     def _captures(self, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
         captures = tensors[4 : 4 + self.num_captures]
-        if self.has_plain_captures and 0 not in [tensor.numel() for tensor in captures]:
+        if self.has_plain_captures:
             return tuple(captures)
         return tuple([_capture(tensor.detach(), self.device) for tensor in captures])
+
+
+def has_plain_captures(problem: AttentionProblem) -> bool:
+    """Return whether a kernel reads every captured tensor as it is."""
+    mods = (problem.score_mod, problem.mask_mod, problem.block_mask_mod)
+    return all(
+        tensor.dim() > 0 and tensor.dtype != torch.bool and tensor.numel() > 0
+        for mod in mods
+        if mod is not None
+        for tensor in mod.captures
+    )
 
 
 def _is_whole(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:

@@ -7,7 +7,7 @@ tensors' device and its current stream, and the host never waits for the device.
 
 import copy
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable
 from typing import Any, cast
 
 import torch
@@ -19,9 +19,9 @@ from fovea.compile.target import CompileTarget, native_host_triple
 from fovea.compile.variant import ForwardVariant
 from fovea.plan.select import forward_plan, needs_wide_integers
 from fovea.plan.sm90 import ForwardPlan
-from fovea.problem import AttentionProblem, ForwardResult, Results
-from fovea.problem.parts import Numbers, numbers_of, tensors_of
-from fovea.runtime.arguments import ForwardLaunch
+from fovea.problem import AttentionProblem, ForwardResult
+from fovea.problem.parts import numbers_of, tensors_of
+from fovea.runtime.arguments import ForwardLaunch, MemoryOf, has_plain_captures
 from fovea.runtime.capture import is_capturing, unrelated_calls_allowed
 from fovea.runtime.module import Launcher, load
 from fovea.runtime.stream_memory import stream_memory
@@ -39,34 +39,17 @@ def forward(problem: AttentionProblem) -> ForwardResult:
         result = trivial_forward(problem)
         assert result is not None
         return result
-    return ForwardResult(*launch(tensors_of(problem), numbers_of(problem)))
+    out, lse, max_score = launch(tensors_of(problem), numbers_of(problem))
+    return ForwardResult(out, cast(Tensor, lse), max_score)
 
 
-def launch_of(
-    problem: AttentionProblem,
-) -> Callable[[Sequence[Tensor | None], Numbers, bool], Results] | None:
-    """Return what launches calls like this one, None where they need no kernel.
+def launch_of(problem: AttentionProblem) -> ForwardLaunch | None:
+    """Return what launches eager calls like this one, None where they need no kernel.
 
-    It takes (tensors, numbers, keeps_lse); without `keeps_lse` the lse is overwritten by a later
-    launch.
+    Launches of one stream share small memory. Those of operators, which `forward` runs, do not: a
+    graph's memory may be taken back behind the back of its owner.
     """
-    launch = _launch(problem)
-    if launch is None:
-        return None
-    device, lse_shape, is_dynamic = launch.device, launch.lse_shape, launch.is_dynamic
-
-    def run(tensors: Sequence[Tensor | None], numbers: Numbers, keeps_lse: bool) -> Results:
-        memory = stream_memory(device) if is_dynamic or not keeps_lse else None
-        if memory is None:
-            return launch(tensors, numbers)
-        return launch(
-            tensors,
-            numbers,
-            None if keeps_lse else memory.scratch(lse_shape),
-            memory.counter() if is_dynamic else None,
-        )
-
-    return run
+    return _launch(problem, stream_memory)
 
 
 def arguments_of(problem: AttentionProblem) -> tuple[Launcher, tuple[Any, ...]]:
@@ -80,18 +63,19 @@ def arguments_of(problem: AttentionProblem) -> tuple[Launcher, tuple[Any, ...]]:
     return launch.launcher, recorded[0]
 
 
-def _launch(problem: AttentionProblem) -> ForwardLaunch | None:
+def _launch(problem: AttentionProblem, memory_of: MemoryOf | None = None) -> ForwardLaunch | None:
     """Return the launch of problems like this one, None where they need no kernel."""
     if is_trivial(problem):
         return None
-    key = _key(problem)
+    key = (*_key(problem), memory_of)
     found = _launches.get(key)
     if found is None:
         arch = arch_of(problem.device)
         assert arch is not None, problem.device
         plan = forward_plan(problem, arch)
         launcher = _launcher(plan, arch, problem.device)
-        found = ForwardLaunch(problem, plan, _num_sms(problem.device), launcher)
+        num_sms = _num_sms(problem.device)
+        found = ForwardLaunch(problem, plan, num_sms, launcher, memory_of)
         if is_capturing():
             found.launcher = _opening(found)
         if len(_launches) >= _LIMIT:
@@ -122,7 +106,7 @@ def _key(problem: AttentionProblem) -> tuple[Hashable, ...]:
         *(problem.causal, problem.window, problem.wants_max_score),
         *(problem.softcap is None, problem.sink is None, problem.scale > 0),
         *(None if mod is None else mod.graph for mod in mods),
-        mods != (None, None, None) and needs_wide_integers(problem),
+        mods != (None, None, None) and (needs_wide_integers(problem), has_plain_captures(problem)),
         lists and (lists.block_q, lists.block_kv, lists.full_kv_num_blocks is None),
     )
 

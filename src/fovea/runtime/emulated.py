@@ -6,6 +6,9 @@ those of a GPU; only the number of SMs, which a caller may set, is not a real ma
 """
 
 import functools
+from typing import cast
+
+from torch import Tensor
 
 from fovea.arch import Arch
 from fovea.compile.cache import get_artifact
@@ -53,8 +56,8 @@ def emulate(
     launch = ForwardLaunch(
         problem, plan, num_sms, lambda *arguments: results.extend(run(*arguments))
     )
-    found = ForwardResult(*launch(tensors_of(problem), numbers_of(problem)))
-    return found, tuple(results)
+    out, lse, max_score = launch(tensors_of(problem), numbers_of(problem))
+    return ForwardResult(out, cast(Tensor, lse), max_score), tuple(results)
 
 
 @functools.cache

@@ -1,11 +1,14 @@
 """fovea.flex_attention beside torch's: results, aux outputs, and torch's checks."""
 
+import sys
+
 import pytest
 import torch
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, create_block_mask
 from torch.nn.attention.flex_attention import flex_attention as torch_flex_attention
 
 import fovea
+from fovea.ops import warm
 
 
 @pytest.fixture
@@ -151,3 +154,63 @@ def test_gradients_equal_those_of_attention(tensors):
         found, torch.autograd.grad(other.square().sum(), (q, k, v)), strict=True
     ):
         torch.testing.assert_close(one, expected)
+
+
+def count_of_checks(monkeypatch):
+    """Return a list that grows with every call whose arguments are checked."""
+    seen = []
+    warm.clear()
+    module = sys.modules["fovea.api.flex"]  # the package has the function under this name
+    make_dense = module.make_dense
+    monkeypatch.setattr(module, "make_dense", lambda *a: seen.append(a) or make_dense(*a))
+    return seen
+
+
+@pytest.mark.parametrize("needs_grad", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_repeated_call_is_recognised_and_gives_the_same(tensors, needs_grad, masked, monkeypatch):
+    seen = count_of_checks(monkeypatch)
+    q, k, v = (t.requires_grad_(needs_grad) for t in tensors)
+    block_mask = create_block_mask(causal, 1, 1, 20, 24, device="cpu") if masked else None
+    results = []
+    for _ in range(3):
+        out, aux = fovea.flex_attention(
+            q,
+            k,
+            v,
+            lambda s, b, h, i, j: s * 2,
+            block_mask,
+            enable_gqa=True,
+            return_aux=AuxRequest(lse=True, max_scores=True),
+        )
+        grads = torch.autograd.grad(out.square().sum(), (q, k, v)) if needs_grad else ()
+        results.append((out, aux.lse, aux.max_scores, *grads))
+    assert len(seen) == 1
+    for result in results[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(result, results[0], strict=True))
+
+
+def test_wrong_call_raises_after_a_right_one(tensors):
+    q, k, v = tensors
+    for _ in range(2):
+        fovea.flex_attention(q, k, v, enable_gqa=True)
+    with pytest.raises(ValueError, match="enable_gqa"):
+        fovea.flex_attention(q, k, v)
+    with pytest.raises(ValueError, match="batch"):
+        fovea.flex_attention(q, k[:1], v[:1], enable_gqa=True)
+    with pytest.raises(ValueError, match="kernel_options"):
+        fovea.flex_attention(q, k, v, enable_gqa=True, kernel_options={"blocks": 1})
+    with pytest.raises(TypeError, match="key"):
+        fovea.flex_attention(q, 3, v, enable_gqa=True)
+
+
+def test_layouts_of_attention_and_flex_attention_are_told_apart():
+    """The same numbers of another order of axes: (2, 4, 4, 8) is good for both."""
+    x = torch.randn(2, 4, 4, 8)
+    for _ in range(2):
+        flat = fovea.attention(x, x, x)
+        flexed = fovea.flex_attention(x, x, x)
+        torch.testing.assert_close(flexed, torch_flex_attention(x, x, x))
+        torch.testing.assert_close(
+            flat, torch_flex_attention(*[x.transpose(1, 2)] * 3).transpose(1, 2)
+        )
