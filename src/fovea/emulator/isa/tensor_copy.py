@@ -35,18 +35,22 @@ from fovea.emulator.isa.copy_engine import (
     tile_copy,
 )
 from fovea.emulator.isa.instruction import Array, Instruction
+from fovea.emulator.isa.row_copy import RowsCopy, rows_copy
 from fovea.emulator.layout.descriptor import CHUNK_BYTES
 from fovea.emulator.layout.tensor_map import MAP_BYTES, replace_field
 
 _SOURCE = "PTX ISA 9.7.9.27"
 _DIMENSIONS = "1d 2d 3d 4d 5d"
+_ROWS_TARGETS = "sm_100a,sm_100f,sm_103a,sm_103f,sm_110a"
 _ALIGNMENT = 128
 
 
 def _read_coordinates(i: Instruction) -> Callable[[Any], list[Array]]:
-    rank = int(i["dim"][0])
-    if len(i.items("tensorCoords")) != rank:
-        raise i.error(f"{len(i.items('tensorCoords'))} coordinates for .{i['dim']}")
+    count = 5 if i["rows"] else int(i["dim"][0])
+    if len(i.items("tensorCoords")) != count:
+        raise i.error(
+            f"{len(i.items('tensorCoords'))} coordinates for .{i['dim']} (it takes {count})"
+        )
     return i.read_vector("tensorCoords", "s32")
 
 
@@ -69,11 +73,15 @@ class _TileReader:
         """Return the operands' lanes."""
         return [self._map_address(warp), *self._coordinates(warp)]
 
-    def copy(self, warp: Any, mask: Array, operands: Sequence[Array], lane: int) -> TileCopy:
-        """Return the box that one lane names."""
+    def copy(
+        self, warp: Any, mask: Array, operands: Sequence[Array], lane: int
+    ) -> TileCopy | RowsCopy:
+        """Return the box, or the four rows, that one lane names."""
         i = self._instruction
         tensor = tensor_map_at(i, warp, lane, int(operands[0][lane]), mask)
         coordinates = tuple(int(lanes[lane]) for lanes in operands[1:])
+        if i["rows"]:
+            return rows_copy(i, warp, lane, tensor, coordinates)
         return tile_copy(i, warp, lane, tensor, coordinates)
 
 
@@ -87,6 +95,20 @@ class _TileReader:
     evidence="manual-only",
     kind="copy",
     dim=_DIMENSIONS,
+    group="cta_group::1 cta_group::2",
+)
+@instruction(
+    "cp.async.bulk.tensor.dim.shared::cta.global.rows.mbarrier::complete_tx::bytes{.group}"
+    "{.L2::cache_hint}{.group} [d], [tensorMap, tensorCoords], [mbar]{, cache-policy}",
+    "cp.async.bulk.tensor.dim.shared::cluster.global.rows.mbarrier::complete_tx::bytes"
+    "{.multicast::cluster}{.group}{.L2::cache_hint}{.group} [d], [tensorMap, tensorCoords], [mbar]"
+    "{, ctaMask}{, cache-policy}",
+    source=f"{_SOURCE}.1.2",
+    evidence="manual-only",
+    targets=_ROWS_TARGETS,
+    kind="copy",
+    dim="2d",
+    rows="tile::gather4",
     group="cta_group::1 cta_group::2",
 )
 def cp_async_bulk_tensor_load(i: Instruction) -> Any:
@@ -142,7 +164,7 @@ def _check_barrier_place(
     )
 
 
-def _load_effect(copy: TileCopy, to: SharedPlace, mbar: SharedPlace) -> Effect:
+def _load_effect(copy: TileCopy | RowsCopy, to: SharedPlace, mbar: SharedPlace) -> Effect:
     def effect(operation: Operation) -> None:
         copy.check_read(operation.access)
         offsets = copy.shared_offsets(to.offset)
@@ -160,6 +182,16 @@ def _load_effect(copy: TileCopy, to: SharedPlace, mbar: SharedPlace) -> Effect:
     evidence="manual-only",
     kind="copy",
     dim=_DIMENSIONS,
+)
+@instruction(
+    "cp.async.bulk.tensor.dim.global.shared::cta.rows.bulk_group{.L2::cache_hint} "
+    "[tensorMap, tensorCoords], [a]{, cache-policy}",
+    source=f"{_SOURCE}.1.2",
+    evidence="manual-only",
+    targets=_ROWS_TARGETS,
+    kind="copy",
+    dim="2d",
+    rows="tile::scatter4",
 )
 def cp_async_bulk_tensor_store(i: Instruction) -> Any:
     """Copy a box from shared memory to the part of a tensor inside its bounds."""
@@ -212,7 +244,9 @@ def _store(i: Instruction, reduction: str | None) -> Any:
     return run
 
 
-def _store_effects(copy: TileCopy, place: SharedPlace, reduction: str | None) -> Sequence[Effect]:
+def _store_effects(
+    copy: TileCopy | RowsCopy, place: SharedPlace, reduction: str | None
+) -> Sequence[Effect]:
     read: list[Array] = []
 
     def read_shared(operation: Operation) -> None:
@@ -222,23 +256,32 @@ def _store_effects(copy: TileCopy, place: SharedPlace, reduction: str | None) ->
         read.append(chunks.reshape(*reversed(counts[1:]), -1))
 
     def write_global(operation: Operation) -> None:
-        if copy.view is None:
+        if isinstance(copy, TileCopy):
+            _write_box(copy, read[0], reduction, operation)
             return
-        new = copy.inside_of(read[0])
-        if reduction is not None:
-            element = copy.tensor.element.name
-            new = reduce_elements(
-                reduction, element, np.ascontiguousarray(copy.view), np.ascontiguousarray(new)
-            )
-        if not copy.view.flags.writeable:
-            access = operation.access
-            raise OutOfBounds(
-                f"{operation.kind} into read-only memory", access.warp.where(access.instruction)
-            )
-        operation.access.is_strong = reduction is not None  # reductions are atomic: no race
-        copy.write_global(new.reshape(copy.view.shape), operation.access)
+        for row, data in zip(copy.rows, read[0]):
+            _write_box(row, data[None], reduction, operation)
 
     return [read_shared, write_global]
+
+
+def _write_box(copy: TileCopy, box: Array, reduction: str | None, operation: Operation) -> None:
+    """Write the part of a box of bytes that is inside the tensor, or reduce it into it."""
+    if copy.view is None:
+        return
+    new = copy.inside_of(box)
+    if reduction is not None:
+        element = copy.tensor.element.name
+        new = reduce_elements(
+            reduction, element, np.ascontiguousarray(copy.view), np.ascontiguousarray(new)
+        )
+    if not copy.view.flags.writeable:
+        access = operation.access
+        raise OutOfBounds(
+            f"{operation.kind} into read-only memory", access.warp.where(access.instruction)
+        )
+    operation.access.is_strong = reduction is not None  # reductions are atomic: no race
+    copy.write_global(new.reshape(copy.view.shape), operation.access)
 
 
 @instruction(
@@ -248,6 +291,16 @@ def _store_effects(copy: TileCopy, place: SharedPlace, reduction: str | None) ->
     evidence="manual-only",
     kind="copy",
     dim=_DIMENSIONS,
+)
+@instruction(
+    "cp.async.bulk.prefetch.tensor.dim.L2.global.rows{.L2::cache_hint} "
+    "[tensorMap, tensorCoords]{, cache-policy}",
+    source=f"{_SOURCE}.1.4",
+    evidence="manual-only",
+    targets=_ROWS_TARGETS,
+    kind="copy",
+    dim="2d",
+    rows="tile::gather4",
 )
 def cp_async_bulk_prefetch_tensor(i: Instruction) -> Any:
     """Check the operands of a prefetch of a box to L2; it has no other effect."""
