@@ -8,7 +8,6 @@ call's own tensor or number; anything of an unusual type goes the long way. The 
 holds no tensor of the user's.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -106,10 +105,9 @@ def remember(passed: Passed, problem: AttentionProblem, call: Call) -> None:
         return
     functions = (score_mod, mask_mod, None if block_mask is None else block_mask.mask_mod)
     readers: list[tuple[int, ModReader]] = []
-    dtype = torch.float64 if problem.dtype == torch.float64 else torch.float32
     for place, traced in enumerate(mods):
         if traced is not None:
-            reader = reader_of(functions[place], traced, dtype, problem.device)
+            reader = reader_of(functions[place], traced, problem)
             if reader is None:
                 return
             readers.append((place, reader))
@@ -150,8 +148,8 @@ def _key(passed: Passed, lists: KnownLists | None) -> tuple[Any, ...] | None:
     if (
         (causal is not False and causal is not True and type(causal) is not str)
         or (fixed is not None and fixed is not False and fixed is not True)
-        or (scale is not None and not _is_positive(scale))
-        or (softcap is not None and not _is_positive(softcap))
+        or (scale is not None and not _is_usual(scale))
+        or (softcap is not None and not _is_usual(softcap))
         or (window is not None and not _is_window(window))
     ):
         return None
@@ -173,8 +171,9 @@ def _key(passed: Passed, lists: KnownLists | None) -> tuple[Any, ...] | None:
     )
 
 
-def _is_positive(number: object) -> bool:
-    return (type(number) is float or type(number) is int) and 0 < number < math.inf
+def _is_usual(number: object) -> bool:
+    """Return whether a number is positive and far from what the checks refuse in any dtype."""
+    return (type(number) is float or type(number) is int) and 1e-30 < number < 1e30
 
 
 def _is_window(window: Any) -> bool:

@@ -28,9 +28,9 @@ from fovea.mods.closures import (
     survey,
 )
 from fovea.mods.gathers import direct_gathers
-from fovea.mods.graph import DTYPE_NAME
 from fovea.mods.trace import TracedMod
 from fovea.mods.values import Recipe, cook, made_for
+from fovea.problem.value import AttentionProblem
 
 Scalars = tuple[int | float, ...]
 # What is expected of a captured value: its type, and None for a run-time number, else one of the
@@ -196,7 +196,12 @@ class ModReader:
     )
 
     def __init__(
-        self, function: _Function, plan: Plan, tensors: list[Tensor], traced: TracedMod
+        self,
+        function: _Function,
+        plan: Plan,
+        tensors: list[Tensor],
+        traced: TracedMod,
+        has_fixed_scalars: bool,
     ) -> None:
         self.code = function.code
         self._function = function
@@ -205,10 +210,9 @@ class ModReader:
         self._captures = None if plan.captures == tuple(range(len(tensors))) else plan.captures
         self._default_dtype = torch.get_default_dtype()
         self._guards = plan.guards
-        # Of other numbers of heads, or other numbers in an index, the checks may say no.
+        # Of other numbers of heads, or other numbers around an index, the checks may say no.
         self._heads = tuple(zip(plan.heads, traced.heads, strict=True))
-        is_pinned = any(not gather.is_plain for gather in direct_gathers(plan.graph))
-        self._pinned = traced.scalars if is_pinned else None
+        self._pinned = traced.scalars if has_fixed_scalars else None
         self._recipes: tuple[Recipe, ...] = plan.scalars
         # Places of the scalars among the numbers, where each is one of them unchanged.
         is_direct = all(recipe[0] == "number" for recipe in plan.scalars)
@@ -255,22 +259,20 @@ class ModReader:
         return True
 
 
-def reader_of(
-    mod: object, traced: TracedMod, score_dtype: torch.dtype, device: torch.device
-) -> ModReader | None:
+def reader_of(mod: object, traced: TracedMod, problem: AttentionProblem) -> ModReader | None:
     """Return a reader of a mod that was just traced, None where it has to be surveyed every time.
 
     Args:
         mod: the user's function.
         traced: what the trace gave.
-        score_dtype: as `trace_score_mod` takes it.
-        device: of the call.
+        problem: the call that it was traced for.
     """
     if type(mod) is not FunctionType:
         return None
     kind = traced.graph.kind
-    dtype = DTYPE_NAME[score_dtype] if kind == "score" else "b1"
-    found = survey(mod, (kind, dtype, torch.get_default_dtype(), device))
+    score_dtype = "f64" if problem.dtype == torch.float64 else "f32"
+    dtype = score_dtype if kind == "score" else "b1"
+    found = survey(mod, (kind, dtype, torch.get_default_dtype(), problem.device))
     plan = reuse(found)
     if plan is None or plan.graph is not traced.graph:
         return None
@@ -288,7 +290,21 @@ def reader_of(
         return None
     if any(one is not other for one, other in zip(numbers, found.numbers, strict=True)):
         return None
-    return ModReader(function, plan, tensors, traced)
+    return ModReader(function, plan, tensors, traced, _may_leave_a_tensor(traced, problem))
+
+
+def _may_leave_a_tensor(traced: TracedMod, problem: AttentionProblem) -> bool:
+    """Return whether the numbers of a mod decide that its gathers are no error.
+
+    Those by a position itself that their tensor covers never are.
+    """
+    sizes = {"b": problem.batch, "h": problem.heads_q}
+    sizes |= {"q_idx": problem.seqlen_q, "kv_idx": problem.seqlen_kv}
+    return any(
+        not gather.is_plain
+        or traced.captures[gather.capture].shape[gather.dimension] < sizes[gather.position]
+        for gather in direct_gathers(traced.graph)
+    )
 
 
 def _aliases(tensors: list[Tensor]) -> tuple[int, ...]:

@@ -115,6 +115,8 @@ WRONG = {
     "scale": ({"scale": 1}, {"scale": True}, TypeError),
     "infinite scale": ({"scale": 1.0}, {"scale": float("inf")}, ValueError),
     "scale not a number": ({"scale": 1.0}, {"scale": float("nan")}, ValueError),
+    "scale that float32 loses": ({"scale": 1.0}, {"scale": 1e39}, ValueError),
+    "softcap that float32 loses": ({"softcap": 1.0}, {"softcap": 1e-39}, ValueError),
     "softcap": ({"softcap": 1.0}, {"softcap": -1.0}, ValueError),
     "softcap 0": ({"softcap": 1.0}, {"softcap": 0}, ValueError),
     "window": ({"window": (1, 0)}, {"window": (True, False)}, TypeError),

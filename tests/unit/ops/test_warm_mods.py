@@ -186,6 +186,19 @@ def test_gathers_out_of_range_are_found_after_a_good_call():
         attend(q, k, v, score_mod=make(normal((HEADS - 1,), seed=1), 0))
 
 
+def test_gather_that_a_number_hides_is_found_with_another_number():
+    q, k, v = tensors()
+    table = normal((HEADS - 1,), seed=1)
+
+    def make(limit):
+        return lambda s, b, h, i, j: torch.where(h < limit, table[h], s)
+
+    for _ in range(2):
+        attend(q, k, v, score_mod=make(HEADS - 1))
+    with pytest.raises(IndexError, match="index into dimension 0"):
+        attend(q, k, v, score_mod=make(HEADS))
+
+
 def test_mod_for_fewer_heads_raises_after_a_good_call():
     q, k, v = tensors()
     attend(q, k, v, score_mod=fovea.mods.alibi(HEADS))
