@@ -27,13 +27,7 @@ from cases import Call, case_named
 
 from benchmarks import protocol
 from fovea.arch import arch_named
-from fovea.compile.aot import write_bundle
-from fovea.compile.target import CompileTarget, native_host_triple
-from fovea.compile.variant import ForwardVariant
-from fovea.emulator import Options
-from fovea.plan.select import forward_plan
 from fovea.problem import ForwardResult
-from fovea.runtime import emulated
 
 # A few of tests/gpu/cases.py, at their small size. In the first three every exponential is that of
 # 0, so that neither MUFU nor rounding intervenes: the exact mode has to be equal in every bit.
@@ -71,6 +65,12 @@ def build(name: str, device: str) -> Call:
 
 def make_bundle(folder: Path) -> None:
     """Compile the kernels of all cases."""
+    # Here and below: the GPU machine has neither the compiler nor what its cache needs.
+    from fovea.compile.aot import write_bundle
+    from fovea.compile.target import CompileTarget, native_host_triple
+    from fovea.compile.variant import ForwardVariant
+    from fovea.plan.select import forward_plan
+
     plans = dict.fromkeys(forward_plan(build(name, "cpu").problem(), ARCH) for name in CASES)
     target = CompileTarget(arch=ARCH.target, host_triple=native_host_triple())
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -138,6 +138,9 @@ def verdict(name: str, row: dict[str, Any]) -> str:
 
 def compare(recorded: Path, out: Path) -> int:
     """Emulate every case and compare; return how many cases miss their bounds in the exact mode."""
+    from fovea.emulator import Options
+    from fovea.runtime import emulated
+
     data = np.load(recorded)
     rows: list[dict[str, Any]] = []
     for name in CASES:
