@@ -271,7 +271,62 @@ def reductions() -> Iterator[BlockCase]:
         )  # fmt: skip
 
 
+REPLACE = """
+    shl.b32 %r0, %thread, 2;
+    cvt.u64.u32 %a, %r0;
+    add.u64 %a, %map, %a;
+    ld.b32 %t, [%a];
+    add.u32 %r1, %smem, %r0;
+    st.shared.b32 [%r1+8192], %t;
+    bar.sync 0;
+    add.u32 %r2, %smem, 8192;
+{replace}
+    bar.sync 0;
+    mov.u64 %b, maps;
+    cvta.global.u64 %b, %b;
+    tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned \
+[%b], [%r2], 128;
+    fence.proxy.tensormap::generic.acquire.gpu [%b], 128;
+"""
+
+
+def replacements() -> Iterator[BlockCase]:
+    """A map changed in shared memory, published to global memory, and used from there."""
+    tensor = packed((32, 8), "u16", "in", box=(32, 4))
+    data = numbered(512, seed=41)
+    load = "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+    head = "    @%first tensormap.replace.tile."
+    for field, text, changed in (
+        ("global_dim", f"{head}global_dim.shared::cta.b1024.b32 [%r2], 1, 3;\n",
+         replace(tensor, sizes=(32, 3))),
+        ("box_dim", f"{head}box_dim.shared::cta.b1024.b32 [%r2], 1, 2;\n",
+         replace(tensor, box=(32, 2))),
+        ("element_stride", f"{head}element_stride.shared::cta.b1024.b32 [%r2], 1, 2;\n",
+         replace(tensor, element_strides=(1, 2))),
+        ("swizzle_mode", f"{head}swizzle_mode.shared::cta.b1024.b32 [%r2], 2;\n",
+         replace(tensor, swizzle=64)),
+        ("global_stride", f"{head}global_stride.shared::cta.b1024.b64 [%r2], 0, 32;\n",
+         replace(tensor, strides=(32,))),
+        ("global_address", f"    add.u64 %w1, %in, 64;\n{head}"
+         "global_address.shared::cta.b1024.b64 [%r2], %w1;\n", None),
+    ):  # fmt: skip
+        at = (0, 1)
+        used = tensor if changed is None else changed
+        expected = loaded(used, (0, 2) if changed is None else at, data)
+        size = box_bytes(used)
+        body = INIT_BARRIERS + REPLACE.replace("{replace}", text) + expect(size)
+        body += f"    @%first {load} [%smem], [%b, {coordinates(at)}], [%bar];\n"
+        body += wait("loaded") + dump(size)
+        text = kernel(body, has_tensor=True).replace(
+            ".visible", ".global .align 128 .b8 maps[128];\n.visible"
+        )
+        yield BlockCase(
+            name=f"tensormap.replace {field}", group="tensor", source="PTX ISA 9.7.9.28",
+            tensor=tensor, inputs=data, ptx=text, expected=expected,
+        )  # fmt: skip
+
+
 def every_case() -> Iterator[BlockCase]:
     """Yield all cases of this module."""
-    for cases in (loads, cluster_loads, stores, reductions):
+    for cases in (loads, cluster_loads, stores, reductions, replacements):
         yield from cases()
