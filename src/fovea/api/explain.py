@@ -119,13 +119,9 @@ def explain(
         TypeError, ValueError: wrong input, as the call would raise. A call that would raise
             UnsupportedError is explained.
     """
-    _check_names(keywords)
-    request = Request(
-        **{name: keywords[name] for name in _REQUEST_NAMES if name in keywords},
-        wants_lse=bool(getattr(return_aux, "lse", False)),
-        wants_max_score=bool(
-            getattr(return_aux, "max_score", getattr(return_aux, "max_scores", False))
-        ),
+    check_names(keywords, (*_REQUEST_NAMES, *_VARLEN_NAMES))
+    request = request_of(
+        {name: keywords[name] for name in _REQUEST_NAMES if name in keywords}, return_aux
     )
     ignored: tuple[str, ...] = ()
     if kernel_options is not None:
@@ -134,7 +130,8 @@ def explain(
         if options["deterministic"] is not None:
             request = request._replace(deterministic=options["deterministic"])
         problem = flex_problem(q, k, v, request, enable_gqa=enable_gqa)
-    elif "cu_seqlens_q" in keywords:
+    elif any(name in keywords for name in _VARLEN_NAMES):
+        _check_varlen_names(keywords)
         named: dict[str, Any] = {"cu_seqlens_kv": None}
         named |= {name: keywords[name] for name in _VARLEN_NAMES if name in keywords}
         where = VarlenRequest(**named)
@@ -176,12 +173,41 @@ def explain_problem(
     )
 
 
-def _check_names(keywords: dict[str, Any]) -> None:
-    known = {*_REQUEST_NAMES, *_VARLEN_NAMES}
+def request_of(keywords: dict[str, Any], return_aux: Any) -> Request:
+    """Return the request of a dense call's keywords, with either library's AuxRequest.
+
+    Raises:
+        TypeError: a keyword that no call has, or something else as return_aux.
+    """
+    check_names(keywords, _REQUEST_NAMES)
+    if return_aux is not None and not hasattr(return_aux, "lse"):
+        got = type(return_aux).__name__
+        raise TypeError(invalid("return_aux", got, "None or an AuxRequest", "pass one"))
+    return Request(
+        **keywords,
+        wants_lse=bool(getattr(return_aux, "lse", False)),
+        wants_max_score=bool(
+            getattr(return_aux, "max_score", getattr(return_aux, "max_scores", False))
+        ),
+    )
+
+
+def check_names(keywords: dict[str, Any], known: tuple[str, ...]) -> None:
+    """Raise TypeError where a keyword is none of those known."""
     for name in keywords:
         if name not in known:
             raise TypeError(
                 invalid("keyword", repr(name), ", ".join(sorted(known)), "correct its spelling")
+            )
+
+
+def _check_varlen_names(keywords: dict[str, Any]) -> None:
+    """Raise TypeError unless the keywords of a packed call are all there."""
+    for name in ("cu_seqlens_q", "max_seqlen_q", "max_seqlen_kv"):
+        if name not in keywords:
+            given = ", ".join(n for n in _VARLEN_NAMES if n in keywords)
+            raise TypeError(
+                invalid(name, "missing", "the value of the packed call", f"pass it with {given}")
             )
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
+from fovea.api.explain import request_of
 from fovea.api.variants import variants_of
 from fovea.arch import arch_named
 from fovea.errors import UnsupportedError
-from fovea.problem import Request, make_dense
+from fovea.problem import make_dense
 
 
 def precompile(
@@ -24,6 +25,7 @@ def precompile(
     archs: Sequence[str] = ("sm90",),
     bundle: str | Path | None = None,
     workers: int | None = None,
+    return_aux: Any = None,
     **keywords: Any,
 ) -> tuple[str, ...]:
     """Compile every kernel that calls like this one can run; return the kernels' names.
@@ -38,6 +40,7 @@ def precompile(
         bundle: also write the kernels into this folder, for machines without a compiler, which
             find it through FOVEA_BUNDLE. Otherwise they go to the disk cache alone.
         workers: processes; default one a processor.
+        return_aux: as the call takes it; max_score is computed by kernels of its own.
         **keywords: of `fovea.attention`: causal, window, score_mod, ...
 
     Raises:
@@ -49,7 +52,7 @@ def precompile(
     from fovea.compile.variant import ForwardVariant
     from fovea.plan import select
 
-    problem = make_dense(q, k, v, Request(**keywords))
+    problem = make_dense(q, k, v, request_of(keywords, return_aux))
     jobs: list[tuple[ForwardVariant, CompileTarget]] = []
     for name in archs:
         arch = arch_named(name)

@@ -171,6 +171,25 @@ def test_flex_options_are_explained():
     assert "kernel_options num_warps" in str(explanation)
 
 
+@pytest.mark.parametrize("name", ["cu_seqlens_q", "max_seqlen_q", "max_seqlen_kv"])
+def test_packed_call_with_an_argument_missing_raises(name):
+    bounds = torch.tensor([0, 4], dtype=torch.int32)
+    options = {"cu_seqlens_q": bounds, "cu_seqlens_kv": bounds}
+    options |= {"max_seqlen_q": 4, "max_seqlen_kv": 4}
+    del options[name]
+    x = torch.randn(4, 2, 8)
+    with pytest.raises(TypeError, match=f"{name}=missing.*allowed"):
+        fovea.explain(x, x, x, **options)
+
+
+def test_return_aux_of_another_kind_raises():
+    for function in (fovea.explain, fovea.precompile):
+        with pytest.raises(TypeError, match="return_aux=bool"):
+            function(*tensors(), return_aux=True)
+        with pytest.raises(TypeError, match="keyword='cuasal'"):
+            function(*tensors(), cuasal=True)
+
+
 def test_varlen_call_is_explained():
     q, k = torch.randn(10, 4, 64), torch.randn(12, 2, 64)
     bounds = torch.tensor([0, 10], dtype=torch.int32)
