@@ -122,7 +122,7 @@ def _check_loads_are_waited(i: Instruction, warp: Any) -> None:
         queue = other.queue("tcgen05.ld")
         if queue.open:
             first = queue.open[0]
-            if warp.machine.program.trusts_registers:
+            if warp.machine.program.is_cute:
                 place = first.access.instruction
                 warp.machine.warn(
                     f"PTX line {place.line} `{place.opcode}`: tensor memory is freed while this "

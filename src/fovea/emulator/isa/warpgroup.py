@@ -213,7 +213,7 @@ def _take_registers(warp: Any, ticket: Ticket, rank: int, is_first: bool) -> Non
 
 def _check_source(warp: Any, product: Product, fence: RegisterFence, value: Any, what: str) -> None:
     if value.__class__ is np.ndarray:
-        if fence.covers(value):
+        if fence.covers(value) or (_is_constant(value) and warp.machine.program.is_cute):
             return
         raise RaceError(
             f"race: {what} of wgmma.mma_async was written after the last wgmma.fence",
@@ -229,6 +229,15 @@ def _check_source(warp: Any, product: Product, fence: RegisterFence, value: Any,
     raise UninitialisedRead(
         f"{what} of wgmma.mma_async was never written", warp.where(product.instruction)
     )
+
+
+def _is_constant(value: Array) -> bool:
+    """Return whether a register holds a constant of the text (its lanes are shared, read-only).
+
+    LLVM moves the zeros of accumulators behind the wgmma.fence of the source, which it does not
+    see as a use; ptxas puts them back (CUTLASS's Hopper GEMMs rely on it).
+    """
+    return not value.flags.writeable
 
 
 def _check_chain(warp: Any, ticket: Ticket, accumulator: Accumulator) -> None:

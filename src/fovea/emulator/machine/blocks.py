@@ -149,8 +149,9 @@ class KernelProgram:
         self.launch_registers = _launch_registers(directives)
         self._allocate_slots(function.body)
         instructions = self._decode(function.body)
-        # whether a tensor-memory load that nothing waited for may be left to its registers' readers
-        self.trusts_registers = function.name.startswith(_CUTE_KERNEL)
+        # CuTe-DSL leaves some orders of registers to ptxas: see `isa/tcgen05_memory.py` (loads that
+        # nothing waited for) and `isa/warpgroup.py` (constants moved behind a wgmma.fence)
+        self.is_cute = function.name.startswith(_CUTE_KERNEL)
         self._waits_for_loads = _waits_for_loads(function, tensor_load_wait)
         switches = [
             instruction is not None
