@@ -70,7 +70,7 @@ def attend(passed: Passed) -> Results | None:
         if found is None:
             return None
         known = found[0]
-        softcap_default, scale_default, scalars = known.numbers
+        numbers = known.numbers
         tensors: Any = (q, k, v, sink)
         if score_mod is not None or mask_mod is not None or block_mask is not None:
             mods = (score_mod, mask_mod, None if block_mask is None else block_mask.mask_mod)
@@ -79,15 +79,16 @@ def attend(passed: Passed) -> Results | None:
             if read is None:
                 return None
             known, scalars = read
+            if scalars is not NO_SCALARS:
+                numbers = (None, numbers[1], scalars)
             tensors = (*tensors, *(() if lists is None else lists.tensors))
     except (RuntimeError, TypeError, ValueError, AttributeError):
         # Something unusual, such as a sparse tensor, which has no strides: its check will say so.
         return None
-    numbers = (
-        softcap_default if softcap is None else float(softcap),
-        scale_default if scale is None else float(scale),
-        scalars,
-    )
+    if scale is not None:
+        numbers = (None, float(scale), numbers[2])
+    if softcap is not None:
+        numbers = (float(softcap), numbers[1], numbers[2])
     return eager.attend(known.call, numbers, tensors, lse or top)
 
 

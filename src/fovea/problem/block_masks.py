@@ -61,25 +61,28 @@ def known_lists(block_mask: object) -> BlockLists:
 def recall(block_mask: object) -> KnownLists | None:
     """Return the lists of a mask that was validated and has not changed since."""
     entry = _entries.get(id(block_mask))
-    if entry is None or entry.reference() is not block_mask:
+    if entry is None:
         return None
+    reference, fields, shape, seq_lengths, block_size, known = entry
+    kv_counts, kv, full_kv_counts, full_kv, q_counts, q, full_q_counts, full_q = fields
     mask = cast(Any, block_mask)
-    fields = entry.fields
     # One line a field: a loop would take as long as the rest of the call's checks.
     if (
-        mask.kv_num_blocks is fields[0]
-        and mask.kv_indices is fields[1]
-        and mask.full_kv_num_blocks is fields[2]
-        and mask.full_kv_indices is fields[3]
-        and mask.q_num_blocks is fields[4]
-        and mask.q_indices is fields[5]
-        and mask.full_q_num_blocks is fields[6]
-        and mask.full_q_indices is fields[7]
-        and mask.kv_indices.shape == entry.shape
-        and mask.seq_lengths == entry.seq_lengths
-        and entry.block_size == mask.BLOCK_SIZE
+        reference() is mask
+        and mask.kv_num_blocks is kv_counts
+        and mask.kv_indices is kv
+        and mask.full_kv_num_blocks is full_kv_counts
+        and mask.full_kv_indices is full_kv
+        and mask.q_num_blocks is q_counts
+        and mask.q_indices is q
+        and mask.full_q_num_blocks is full_q_counts
+        and mask.full_q_indices is full_q
+        and kv is not None
+        and kv.shape == shape
+        and mask.seq_lengths == seq_lengths
+        and block_size == mask.BLOCK_SIZE
     ):
-        return entry.known
+        return known
     return None
 
 
