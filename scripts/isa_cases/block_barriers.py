@@ -178,7 +178,9 @@ def named() -> Iterator[BlockCase]:
             expected=(thread ^ 32).astype(np.uint32),
         )  # fmt: skip
     for arrive, sync in (("bar.arrive 1, 64;", "bar.sync 1, 64;"),
-                         ("barrier.cta.arrive 2, 64;", "barrier.cta.sync 2, 64;")):  # fmt: skip
+                         ("barrier.cta.arrive 2, 64;", "barrier.cta.sync 2, 64;"),
+        ("bar.cta.arrive 3, 64;", "bar.cta.sync 3, 64;"),
+        ("barrier.arrive.aligned 4, 64;", "barrier.sync.aligned 4, 64;")):  # fmt: skip
         body = f"""
     shl.b32 %r3, %thread, 2;
     add.u32 %r3, %smem, %r3;
@@ -208,6 +210,18 @@ end:
         ("bar.cta.red.popc.u32", condition, "    bar.cta.red.popc.u32 %r1, 1, %p;\n", 16),
         ("barrier.red.popc.aligned.u32", condition,
          "    barrier.red.popc.aligned.u32 %r1, 2, 64, !%p;\n", 48),
+        ("bar.red.popc.u32 with a count", condition,
+         "    bar.red.popc.u32 %r1, 4, 64, %p;\n", 16),
+        ("barrier.red.popc.u32", condition, "    barrier.red.popc.u32 %r1, 5, %p;\n", 16),
+        ("barrier.cta.red.popc.u32", condition, "    barrier.cta.red.popc.u32 %r1, 6, %p;\n", 16),
+        ("barrier.cta.red.popc.aligned.u32", condition,
+         "    barrier.cta.red.popc.aligned.u32 %r1, 7, 64, %p;\n", 16),
+        ("bar.cta.red.or.pred", condition, "    bar.cta.red.or.pred %q, 8, %p;\n" + chosen, 7),
+        ("barrier.red.and.pred", condition, "    barrier.red.and.pred %q, 9, %p;\n" + chosen, 9),
+        ("barrier.red.or.aligned.pred", condition,
+         "    barrier.red.or.aligned.pred %q, 10, 64, %p;\n" + chosen, 7),
+        ("barrier.cta.red.and.pred", condition,
+         "    barrier.cta.red.and.pred %q, 11, %p;\n" + chosen, 9),
         ("bar.red.and.pred", condition, "    bar.red.and.pred %q, 0, %p;\n" + chosen, 9),
         ("bar.red.and.pred of all", all_below, "    bar.red.and.pred %q, 0, 64, %p;\n" + chosen, 7),
         ("bar.red.or.pred", condition, "    bar.red.or.pred %q, 3, %p;\n" + chosen, 7),

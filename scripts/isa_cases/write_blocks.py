@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import block_accesses
 import block_barriers
 import block_copies
 import block_matrices
@@ -28,8 +29,10 @@ FOLDER = Path(__file__).parents[2] / "tests" / "emulator" / "isa" / "cases" / "b
 
 def every_case() -> Iterator[BlockCase]:
     """Yield all block cases."""
-    for module in (block_copies, block_tensors, block_barriers, block_matrices, block_wgmma,
-                   block_tmem, block_tcgen05):  # fmt: skip
+    for module in (
+        block_accesses, block_copies, block_tensors, block_barriers, block_matrices, block_wgmma,
+        block_tmem, block_tcgen05,
+    ):  # fmt: skip
         yield from module.every_case()
 
 

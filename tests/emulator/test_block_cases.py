@@ -18,7 +18,7 @@ from fovea.emulator.machine.memory import GlobalMemory
 CASES = Path(__file__).parent / "isa" / "cases" / "blocks"
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "isa_cases"
 FILES = sorted(CASES.glob("*/*.ptx"))
-GROUPS = {"async", "barrier", "bulk", "cluster", "fence", "mbarrier", "mma", "tcgen05", "tensor",
+GROUPS = {"access", "async", "barrier", "bulk", "cluster", "fence", "mbarrier", "mma", "tcgen05", "tensor",
           "tmem", "wgmma"}  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def test_block_case_is_silent_and_equal_under_schedules(path):
 
 def test_every_block_case_states_its_evidence():
     assert {path.parent.name for path in FILES} == GROUPS
-    assert len(FILES) >= 400
+    assert len(FILES) >= 500
     for path in FILES:
         evidence = table.read(path).evidence
         assert evidence.startswith(("manual-only: PTX ISA", "silicon-sm90: NVIDIA H200")), path
