@@ -18,8 +18,9 @@ from fovea.emulator.machine.memory import GlobalMemory
 CASES = Path(__file__).parent / "isa" / "cases" / "blocks"
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "isa_cases"
 FILES = sorted(CASES.glob("*/*.ptx"))
-GROUPS = {"access", "async", "barrier", "bulk", "cluster", "fence", "mbarrier", "mma", "tcgen05", "tensor",
-          "tmem", "wgmma"}  # fmt: skip
+GROUPS = set(
+    "access async barrier bulk cluster fence mbarrier mma tcgen05 tensor tmem wgmma".split()
+)
 
 
 def _load_table():
