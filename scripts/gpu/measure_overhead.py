@@ -114,6 +114,30 @@ def measure() -> None:
         say(f"{case:20}{raw:8.1f}{cells}")
 
 
+def measure_parts() -> None:
+    """Print what the parts of a dense call take."""
+    from fovea import env
+    from fovea.ops import warm
+    from fovea.runtime import stream_memory
+
+    q, k, v = tensors(_SMALL, "cuda")
+    batch, seqlen, heads, _ = _SMALL
+    passed = (q, k, v, tuple(Request()), "cuda")
+    memory = stream_memory.stream_memory(q.device)
+    assert memory is not None
+    parts = {
+        "output": partial(torch.empty_like, q),
+        "lse": partial(torch.empty, (batch, heads, seqlen), device="cuda"),
+        "memset of a counter": partial(torch.zeros, 1, dtype=torch.int32, device="cuda"),
+        "counter of the stream": memory.counter,
+        "memory of the stream": partial(stream_memory.stream_memory, q.device),
+        "key of the call": partial(warm._key, passed, None),
+        "environment": env.check,
+    }
+    for name, part in parts.items():
+        say(f"{name:24}{median_us(part):8.2f}")
+
+
 def check_graph(case: str) -> float:
     """Capture the first call of this process, replay it twice; return the largest error."""
     q, k, v = tensors(_LARGE, "cuda")
@@ -185,6 +209,7 @@ def main() -> int:
         say(str(check_graph(options.graph)))
         return 0
     measure()
+    measure_parts()
     return 0 if options.no_graphs else check_graphs()
 
 
