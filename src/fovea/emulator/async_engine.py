@@ -37,7 +37,7 @@ class Operation:
     """
 
     __slots__ = ("_done", "_effects", "access", "after", "is_complete", "is_observed",
-                 "is_passed", "kind", "on_complete", "read_effects", "results")  # fmt: skip
+                 "is_passed", "kind", "read_effects", "results")  # fmt: skip
 
     def __init__(
         self, kind: str, access: Access, effects: Sequence[Effect], after: Sequence["Operation"]
@@ -45,7 +45,6 @@ class Operation:
         self.kind = kind
         self.access = access
         self.after = [operation for operation in after if not operation.is_complete]
-        self.on_complete: list[Effect] = []
         self.read_effects = 0
         self.results: dict[Any, Any] = {}
         self.is_complete = False
@@ -72,8 +71,6 @@ class Operation:
             self._effects[self._done](self)
             self._done += 1
         if self._done == len(self._effects):
-            for callback in self.on_complete:
-                callback(self)
             self.is_complete = True
 
     def describe(self) -> str:
@@ -141,7 +138,6 @@ class AsyncEngine:
         kind: str,
         channel: Hashable = None,
         after: Sequence[Operation] = (),
-        on_complete: Effect | None = None,
         read_effects: int = 0,
         is_async_proxy: bool = True,
     ) -> Operation:
@@ -159,7 +155,6 @@ class AsyncEngine:
                 `slots` channels of a cluster some share their time, and an early operation may
                 count as seen with a later one.
             after: operations that must be complete first (their clocks are joined).
-            on_complete: called right after the last effect (e.g. a barrier's `complete_tx`).
             read_effects: leading effects after which `.read` waits are satisfied.
             is_async_proxy: False for work of the generic proxy (`cp.async`).
         """
@@ -177,8 +172,6 @@ class AsyncEngine:
         access = Access(warp, instruction, agent, clock, is_async_proxy, time=self._ticks[slot])
         operation = Operation(kind, access, effects, after)
         operation.read_effects = read_effects
-        if on_complete is not None:
-            operation.on_complete.append(on_complete)
         warp.access.tick()
         self.pending.append(operation)
         self.events += 1

@@ -249,6 +249,44 @@ def cp_reduce_async_bulk_global(i: Instruction) -> Any:
     return _to_global(i, i["op"], i["type"])
 
 
+def _store_effects(
+    origin: SharedPlace,
+    segment: Any,
+    offset: int,
+    size: int,
+    change: tuple[str, str] | None,
+    keep: Array | None,
+) -> list[Effect]:
+    """Return the effects of a bulk store: read shared memory, then write, reduce or mask.
+
+    Args:
+        origin: where the bytes are.
+        segment: the allocation they go to, at `offset`.
+        offset: see above.
+        size: bytes.
+        change: operation and element type of a reduction.
+        keep: the bytes to be written, all if None.
+    """
+    read: list[Array] = []
+
+    def read_source(operation: Operation) -> None:
+        read.append(origin.cta.shared.read(origin.offset, size, operation.access))
+
+    def write_target(operation: Operation) -> None:
+        data, old = read[0], segment.data[offset : offset + size]
+        if change is not None:
+            # each element is reduced atomically: two reductions are no race
+            operation.access.is_strong = True
+            data = reduce_elements(*change, old.copy(), data)
+        if keep is not None:
+            # other threads may own the bytes that are left out
+            operation.access.is_strong = True
+            data = np.where(keep, data, old)
+        segment.write(offset, data, operation.access)
+
+    return [read_source, write_target]
+
+
 def _to_global(i: Instruction, reduction: str | None, element: str) -> Any:
     if reduction is not None:
         _check_form(i, reduction, element)
@@ -273,40 +311,12 @@ def _to_global(i: Instruction, reduction: str | None, element: str) -> Any:
                 bits = int(byte_masks[lane])
                 chosen = np.array([bits >> n & 1 for n in range(16)], np.bool_)
                 keep = np.tile(chosen, size // 16)
-            read: list[Array] = []
-
-            def read_source(
-                operation: Operation,
-                origin: SharedPlace = origin,
-                size: int = size,
-                read: list[Array] = read,
-            ) -> None:
-                read.append(origin.cta.shared.read(origin.offset, size, operation.access))
-
-            def write_target(
-                operation: Operation,
-                segment: Any = segment,
-                offset: int = offset,
-                size: int = size,
-                keep: Array | None = keep,
-                read: list[Array] = read,
-            ) -> None:
-                data, old = read[0], segment.data[offset : offset + size]
-                if reduction is not None:
-                    # each element is reduced atomically: two reductions are no race
-                    operation.access.is_strong = True
-                    data = reduce_elements(reduction, element, old.copy(), data)
-                if keep is not None:
-                    # other threads may own the bytes that are left out
-                    operation.access.is_strong = True
-                    data = np.where(keep, data, old)
-                segment.write(offset, data, operation.access)
-
             warp.machine.counters.add("bulk_store_bytes", size)
+            change = None if reduction is None else (reduction, element)
             operation = start(
                 warp,
                 i,
-                [read_source, write_target],
+                _store_effects(origin, segment, offset, size, change, keep),
                 kind="bulk store",
                 channel=bulk_channel(warp, lane),
                 read_effects=1,
