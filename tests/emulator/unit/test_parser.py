@@ -63,3 +63,11 @@ def test_wrong_use_of_vector_registers_is_an_error_with_its_line(
     with pytest.raises(emulator.PtxError, match=message) as info:
         emulator.load_ptx(kernel("", declaration)).launch("k", 1, 32)
     assert info.value.line == 6
+
+
+def test_vector_of_one_register_is_the_register() -> None:
+    out = np.arange(4, dtype=np.uint8)
+    body = """.reg .b64 %p; .reg .b16 %h;
+    ld.param.u64 %p, [out]; ld.global.b8 { %h }, [ %p + 3 ]; st.global.b8 [ %p + 0 ], { %h };"""
+    emulator.load_ptx(kernel(".param .u64 out", body)).launch("k", 1, 1, args=[out])
+    assert out.tolist() == [3, 1, 2, 3]

@@ -219,6 +219,7 @@ class Instruction:
 
     def read_operand(self, operand: syntax.Operand, ptx_type: str) -> Read:
         """Return an accessor of one operand of the tree (register, constant, special, symbol)."""
+        operand = _single(operand)
         if isinstance(operand, syntax.Register):
             return self._read_register(operand, ptx_type)
         if isinstance(operand, syntax.Immediate):
@@ -272,6 +273,7 @@ class Instruction:
 
     def write_operand(self, operand: syntax.Operand, ptx_type: str) -> Write:
         """Return a writer of one destination operand; narrower values are extended."""
+        operand = _single(operand)
         if isinstance(operand, syntax.Sink):
             return lambda w, mask, value: None
         if not isinstance(operand, syntax.Register):
@@ -368,6 +370,13 @@ class Instruction:
         if slot.dtype != dtype:
             expression = f"({expression}).view({self.program.bind(slot.dtype, 'dt')})"
         return ((slot.index, expression),)
+
+
+def _single(operand: syntax.Operand) -> syntax.Operand:
+    """Return the element of a vector of one: compilers write `ld.global.b8 {%rs1}, [...]`."""
+    if isinstance(operand, syntax.Vector) and len(operand.items) == 1:
+        return operand.items[0]
+    return operand
 
 
 def _immediate_value(operand: syntax.Immediate, ptx_type: str) -> int | float:
