@@ -18,6 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 CAPABILITIES = (90, 100)
+BM, BN, BK = tl.constexpr(128), tl.constexpr(128), tl.constexpr(64)  # a tile of a product
 
 
 @triton.jit
@@ -37,7 +38,7 @@ def softmax(x, out, stride, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def matmul(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+def matmul(a, b, c, M, N, K):
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     columns = tl.program_id(1) * BN + tl.arange(0, BN)
     inner = tl.arange(0, BK)
@@ -55,7 +56,7 @@ def matmul(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexp
 
 
 @triton.jit
-def matmul_tma(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+def matmul_tma(a, b, c, M, N, K):
     row = tl.program_id(0) * BM
     column = tl.program_id(1) * BN
     total = tl.zeros((BM, BN), tl.float32)
@@ -74,14 +75,13 @@ def sources() -> list[tuple[str, Any, dict[str, str], dict[str, int], dict[str, 
     vector = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32"}
     row = {"x": "*fp32", "out": "*fp32", "stride": "i32", "n": "i32"}
     sizes = {"M": "i32", "N": "i32", "K": "i32"}
-    blocks = {"BM": 128, "BN": 128, "BK": 64}
     found: list[Any] = [
         ("vector_add", vector_add, vector, {"BLOCK": 1024}, {}),
         ("softmax", softmax, row, {"BLOCK": 1024}, {}),
     ]
     for name, dtype in (("f16", "fp16"), ("bf16", "bf16"), ("fp8", "fp8e4nv")):
         pointers = {"a": f"*{dtype}", "b": f"*{dtype}", "c": "*fp32"}
-        found.append((f"matmul_{name}", matmul, pointers | sizes, blocks, {"num_stages": 3}))
+        found.append((f"matmul_{name}", matmul, pointers | sizes, {}, {"num_stages": 3}))
     tensors = {
         "a": descriptor("fp16", 128, 64),
         "b": descriptor("fp16", 64, 128),
@@ -89,7 +89,7 @@ def sources() -> list[tuple[str, Any, dict[str, str], dict[str, int], dict[str, 
     }
     for name, warps in (("matmul_tma", 4), ("matmul_tma_8_warps", 8)):
         options = {"num_stages": 3, "num_warps": warps}
-        found.append((name, matmul_tma, tensors | sizes, blocks, options))
+        found.append((name, matmul_tma, tensors | sizes, {}, options))
     return found
 
 
