@@ -8,6 +8,7 @@ Writes `<name>_<capability>.ptx` and `kernels.json`: what a launch needs, by tha
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,63 @@ def matmul_tma(a, b, c, M, N, K):
     c.store([row, column], total.to(c.dtype))
 
 
+@triton.jit
+def persistent(a, b, c, M, N, K, SPECIALIZED: tl.constexpr):
+    num_rows = tl.cdiv(M, BM)
+    num_tiles = num_rows * tl.cdiv(N, BN)
+    start, step = tl.program_id(0), tl.num_programs(0)
+    for tile in tl.range(start, num_tiles, step, flatten=True, warp_specialize=SPECIALIZED):
+        row = (tile % num_rows) * BM
+        column = (tile // num_rows) * BN
+        total = tl.zeros((BM, BN), tl.float32)
+        for k in tl.range(0, K, BK):
+            total = tl.dot(a.load([row, k]), b.load([k, column]), total)
+        c.store([row, column], total.to(c.dtype))
+
+
+@triton.jit
+def attention(q, k, v, out, seqlen, scale_log2, SPECIALIZED: tl.constexpr):
+    row = tl.program_id(0) * BM
+    queries = q.load([row, 0])
+    largest = tl.full((BM,), -float("inf"), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    acc = tl.zeros((BM, BK), tl.float32)
+    for key in tl.range(0, seqlen, BK, warp_specialize=SPECIALIZED):
+        scores = tl.dot(queries, k.load([key, 0]).T) * scale_log2
+        new = tl.maximum(largest, tl.max(scores, 1))
+        terms = tl.exp2(scores - new[:, None])
+        factor = tl.exp2(largest - new)
+        total = total * factor + tl.sum(terms, 1)
+        acc = tl.dot(terms.to(v.dtype), v.load([key, 0]), acc * factor[:, None])
+        largest = new
+    out.store([row, 0], (acc / total[:, None]).to(out.dtype))
+
+
+@triton.jit
+def layer_norm(x, out, weight, n, eps, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    mask = i < n
+    values = tl.load(x + tl.program_id(0) * n + i, mask, 0.0)
+    centred = tl.where(mask, values - tl.sum(values, 0) / n, 0.0)
+    variance = tl.sum(centred * centred, 0) / n
+    scaled = centred * tl.rsqrt(variance + eps) * tl.load(weight + i, mask)
+    tl.store(out + tl.program_id(0) * n + i, scaled, mask)
+
+
+@triton.jit
+def scan_and_histogram(x, sums, histogram, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    values = tl.load(x + i, i < n, 0)
+    tl.store(sums + i, tl.cumsum(values, 0), i < n)
+    tl.atomic_add(histogram + values % 16, 1, i < n)
+
+
+@triton.jit
+def sort(x, out, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out + i, tl.sort(tl.load(x + i)))
+
+
 def descriptor(dtype: str, rows: int, columns: int) -> str:
     """Return the type of a tensor descriptor in a signature."""
     return f"tensordesc<{dtype}[{rows},{columns}]>"
@@ -87,6 +145,21 @@ def sources() -> list[tuple[str, Any, dict[str, str], dict[str, int], dict[str, 
         "b": descriptor("fp16", 64, 128),
         "c": descriptor("fp16", 128, 128),
     }
+    rows = {"x": "*fp32", "out": "*fp32", "weight": "*fp32", "n": "i32", "eps": "fp32"}
+    integers = {"x": "*i32", "sums": "*i32", "histogram": "*i32", "n": "i32"}
+    pair = {"x": "*i32", "out": "*i32"}
+    found += [
+        ("layer_norm", layer_norm, rows, {"BLOCK": 1024}, {}),
+        ("scan_and_histogram", scan_and_histogram, integers, {"BLOCK": 1024}, {}),
+        ("sort", sort, pair, {"BLOCK": 512}, {}),
+    ]
+    tiles = {"q": descriptor("fp16", 128, 64), "k": descriptor("fp16", 64, 64)}
+    tiles |= {"v": tiles["k"], "out": tiles["q"], "seqlen": "i32", "scale_log2": "fp32"}
+    for name, is_specialized in (("", 0), ("_specialized", 1)):
+        chosen = {"SPECIALIZED": is_specialized}
+        stages = {"num_stages": 3, "num_warps": 4}
+        found.append((f"persistent{name}", persistent, tensors | sizes, chosen, stages))
+        found.append((f"attention{name}", attention, tiles, chosen, stages))
     for name, warps in (("matmul_tma", 4), ("matmul_tma_8_warps", 8)):
         options = {"num_stages": 3, "num_warps": warps}
         found.append((name, matmul_tma, tensors | sizes, {}, options))
@@ -98,6 +171,8 @@ def main(folder: Path) -> None:
     launches: dict[str, Any] = {}
     for capability in CAPABILITIES:
         for name, function, arguments, constants, options in sources():
+            if name == "attention_specialized" and capability == 90:
+                continue  # Triton 3.9.0 fails to compile it
             signature = arguments | dict.fromkeys(constants, "constexpr")
             # Addresses and sizes are multiples of 16, as Triton finds of most arguments: copies
             # become vectors, and pipelined.
@@ -114,7 +189,8 @@ def main(folder: Path) -> None:
             metadata = compiled.metadata._asdict()
             launches[label] = {
                 "kernel": metadata["name"],
-                "warps": metadata["num_warps"],
+                # more than the options' warps where Triton gives warps roles of their own
+                "threads": int(re.search(r"\.reqntid (\d+)", compiled.asm["ptx"])[1]),
                 "shared_bytes": metadata["shared"],
                 "scratch_bytes": metadata.get("global_scratch_size", 0),
                 "tensor_maps": [dict(meta) for meta in metadata.get("tensordesc_meta") or ()],
