@@ -39,6 +39,9 @@ from fovea.emulator.ptx import syntax
 _PATIENCE = 2000
 # failed polls in a row, per active warp, after which nothing can be expected to change any more
 _POLL_LIMIT = 200
+# times in a row that waits with a time limit are ended before all is taken to be stuck: as many
+# looks at one barrier as a loop without any other effect may take
+_EXPIRY_LIMIT = 200
 
 
 class Scheduler:
@@ -54,6 +57,8 @@ class Scheduler:
         self._seen_events = -1
         self._idle = 0
         self._last_events = -1
+        self._expired_events = -1
+        self._expiries = 0
 
     def run(self) -> None:
         """Run every cluster of the grid.
@@ -267,9 +272,35 @@ class Scheduler:
         if polling and self._idle > _POLL_LIMIT * len(self._active) and not self._step_engines():
             self._stuck()
 
+    def _expire(self) -> bool:
+        """End the waits that have a time limit; return whether that may help.
+
+        A kernel may look once whether a phase is complete and go on if not. It is no help if
+        nothing has happened for many such looks: then every wait is in a loop.
+        """
+        if self._expired_events != self._events():
+            self._expiries = 0
+        self._expiries += 1
+        if self._expiries > _EXPIRY_LIMIT:
+            return False
+        found = False
+        for warp in self._blocked + self._active:
+            for split in list(warp.splits):
+                if split.wait is not None and split.wait.expire is not None:
+                    expire, split.wait = split.wait.expire, None
+                    expire()
+                    if split.record is not None:
+                        warp.meet(split)
+                    found = True
+        ready = [warp for warp in self._blocked if self._can_run(warp)]
+        self._active += ready
+        self._blocked = [warp for warp in self._blocked if warp not in ready]
+        self._expired_events = self._events()
+        return found
+
     def _stuck(self) -> None:
-        """Start another cluster if that can help, else report a deadlock."""
-        if self._start_cluster():
+        """End waits or start another cluster if that can help, else report a deadlock."""
+        if self._expire() or self._start_cluster():
             return
         waiting = tuple(_describe_waits(self._blocked + self._active))
         first = (self._blocked + self._active)[0]

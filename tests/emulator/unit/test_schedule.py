@@ -112,3 +112,19 @@ def test_barrier_reduction_counts_and_combines() -> None:
     out = np.full(2, 9, np.uint32)
     module(body).launch("k", 1, 64, args=[out])
     assert out.tolist() == [40, 0]
+
+
+def test_try_wait_that_is_no_loop_times_out_where_nobody_arrives() -> None:
+    body = """.shared .align 8 .b8 bar[8]; .reg .b32 %bar; .reg .pred %done;
+        mov.u32 %bar, bar; setp.eq.u32 %p, %t, 0;
+        @%p mbarrier.init.shared.b64 [%bar], 1;
+        bar.sync 0;
+        mov.u32 %v, 0;
+        LOOK: mbarrier.try_wait.parity.shared.b64 %done, [%bar], 0;
+        @%done trap;
+        add.u32 %v, %v, 1; setp.lt.u32 %q, %v, 9; @%q bra LOOK;
+        @%p st.global.u32 [%o], %v;"""
+    for seed in range(10):
+        out = np.zeros(1, np.uint32)
+        module(body).launch("k", 1, 64, args=[out], options=Options(seed=seed))
+        assert out[0] == 9

@@ -313,7 +313,11 @@ def mbarrier_try_wait(ins: Instruction) -> Decoded:
         def describe() -> str:
             return f"{barrier.describe()}; it waits for phase parity {phase & 1} to complete"
 
-        return Wait(is_complete, describe, resume, name=barrier.name.partition(" of")[0])
+        def expire() -> None:
+            write(w, mask, np.full(LANES, False))
+
+        name = barrier.name.partition(" of")[0]
+        return Wait(is_complete, describe, resume, name, expire)
 
     return run
 

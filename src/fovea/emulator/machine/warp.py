@@ -127,9 +127,10 @@ class Wait:
         describe: returns what it waits for, for the deadlock report.
         resume: called once when it goes on (joins clocks, writes results).
         name: short name for counters and traces, e.g. "mbarrier 0x400".
+        expire: called in place of `resume` when nothing else can go on: the wait has a time limit.
     """
 
-    __slots__ = ("describe", "name", "ready", "resume", "since")
+    __slots__ = ("describe", "expire", "name", "ready", "resume", "since")
 
     def __init__(
         self,
@@ -137,8 +138,10 @@ class Wait:
         describe: Callable[[], str],
         resume: Callable[[], None] | None = None,
         name: str = "other",
+        expire: Callable[[], None] | None = None,
     ):
         self.name = name
+        self.expire = expire
         self.ready = ready
         self.describe = describe
         self.resume = resume

@@ -1,0 +1,70 @@
+"""clusterlaunchcontrol: every CTA's work is done once, by whoever runs or takes it over."""
+
+import numpy as np
+import pytest
+
+from fovea.emulator import Fault, Options, load_ptx
+
+FIRST = "clusterlaunchcontrol.query_cancel.get_first_ctaid::x.b32.b128 %x, %handle;"
+VECTOR = "clusterlaunchcontrol.query_cancel.get_first_ctaid.v4.b32.b128 {%x, %y, _, _}, %handle;"
+
+
+def kernel(*, cluster=1, first=FIRST, wait="@!%p bra wait;"):
+    """Each CTA adds 1 at its index, then asks for the index of a cluster that has not started."""
+    multicast = ".multicast::cluster::all" if cluster > 1 else ""
+    return f"""
+.version 8.7
+.target sm_100a
+.address_size 64
+.visible .entry k(.param .u64 out)
+{{
+    .shared .align 16 .b8 response[16]; .shared .align 8 .b8 mbar[8];
+    .reg .b64 %out, %at, %h<2>; .reg .b128 %handle; .reg .pred %p, %one, %lead;
+    .reg .b32 %x, %y, %t, %rank, %m, %r, %phase, %v;
+    ld.param.u64 %out, [out];
+    mov.u32 %t, %tid.x; mov.u32 %rank, %cluster_ctarank; mov.u32 %x, %clusterid.x;
+    mul.lo.u32 %x, %x, {cluster};
+    mov.u32 %m, mbar; mov.u32 %r, response; mov.u32 %phase, 0;
+    setp.eq.u32 %one, %t, 0; setp.eq.and.u32 %lead, %rank, 0, %one;
+    @%one mbarrier.init.shared.b64 [%m], 1;
+    barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+next:
+    @%one mbarrier.arrive.expect_tx.shared.b64 _, [%m], 16;
+    barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+    @%{"lead" if cluster > 1 else "one"} clusterlaunchcontrol.try_cancel.async.shared::cta\
+.mbarrier::complete_tx::bytes{multicast}.b128 [%r], [%m];
+    add.u32 %v, %x, %rank; mul.wide.u32 %at, %v, 4; add.u64 %at, %out, %at;
+    @%one red.global.add.u32 [%at], 1;
+wait:
+    mbarrier.try_wait.parity.shared.b64 %p, [%m], %phase;
+    {wait}
+    ld.shared.v2.b64 {{%h0, %h1}}, [%r]; mov.b128 %handle, {{%h0, %h1}};
+    clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p, %handle;
+    fence.proxy.async.shared::cta;
+    xor.b32 %phase, %phase, 1;
+    @!%p bra end;
+    {first}
+    bra next;
+end:
+    barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+    ret;
+}}
+"""
+
+
+@pytest.mark.parametrize("first", [FIRST, VECTOR])
+@pytest.mark.parametrize(("cluster", "num_sms"), [(1, 1), (1, 3), (2, 2), (2, 6)])
+def test_every_cta_is_worked_on_once(cluster, num_sms, first):
+    module = load_ptx(kernel(cluster=cluster, first=first))
+    for seed in range(5):
+        out = np.zeros(12, np.uint32)
+        options = Options(seed=seed, num_sms=num_sms)
+        module.launch("k", 12, 32, cluster, args=[out], options=options)
+        assert out.tolist() == [1] * 12
+
+
+def test_response_read_before_its_wait_is_reported():
+    module = load_ptx(kernel(wait=""))
+    for seed in range(10):
+        with pytest.raises(Fault):
+            module.launch("k", 12, 32, args=[np.zeros(12, np.uint32)], options=Options(seed=seed))
