@@ -8,7 +8,7 @@ call's own tensor or number; anything of an unusual type goes the long way. The 
 holds no tensor of the user's.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -154,9 +154,14 @@ def _key(passed: Passed, lists: KnownLists | None) -> tuple[Any, ...] | None:
         or (window is not None and not _is_window(window))
     ):
         return None
-    layouts = (q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride())
-    types = (q.dtype, k.dtype, v.dtype, q.device, k.device, v.device)
-    key = (layouts, types, causal, window, backend, fixed, lse, top, scale is None, softcap is None)
+    # fmt: off
+    key = (
+        q.shape, q.stride(), q.dtype, q.device,
+        k.shape, k.stride(), k.dtype, k.device,
+        v.shape, v.stride(), v.dtype, v.device,
+        causal, window, backend, fixed, lse, top, scale is None, softcap is None,
+    )
+    # fmt: on
     if score_mod is None and mask_mod is None and block_mask is None and sink is None:
         return key
     if block_mask is not None and lists is None:
@@ -168,7 +173,7 @@ def _key(passed: Passed, lists: KnownLists | None) -> tuple[Any, ...] | None:
         _code_id(score_mod),
         _code_id(mask_mod),
         None if lists is None else lists.layout,
-        None if lists is None else _code_id(block_mask.mask_mod),
+        None if block_mask is None else _code_id(block_mask.mask_mod),
     )
 
 
@@ -178,7 +183,9 @@ def _is_usual(number: object) -> bool:
 
 
 def _is_window(window: Any) -> bool:
-    return type(window) is tuple and all(extent is None or type(extent) is int for extent in window)
+    return type(window) is tuple and all(
+        extent is None or type(extent) is int for extent in cast(tuple[object, ...], window)
+    )
 
 
 def _code_id(mod: Any) -> int | None:

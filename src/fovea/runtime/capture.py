@@ -6,7 +6,7 @@ on its devices does, which has nothing to do with the capture. Not here: memory 
 """
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +20,7 @@ is_capturing: Callable[[], bool] = getattr(_torch_c, "_cuda_isCurrentStreamCaptu
 
 
 @contextmanager
-def unrelated_calls_allowed() -> Iterator[None]:
+def unrelated_calls_allowed() -> Generator[None]:
     """Let this thread load modules and allocate for them while a stream is captured.
 
     Source: CUDA driver API, cuThreadExchangeStreamCaptureMode. The default mode, torch's too,

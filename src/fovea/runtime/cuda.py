@@ -57,8 +57,12 @@ def arguments_of(problem: AttentionProblem) -> tuple[Launcher, tuple[Any, ...]]:
     launch = _launch(problem)
     assert launch is not None
     recorded: list[tuple[Any, ...]] = []
+
+    def record(*arguments: Any) -> None:
+        recorded.append(arguments)
+
     recorder = copy.copy(launch)
-    recorder.launcher = lambda *arguments: recorded.append(arguments)
+    recorder.launcher = record
     recorder(tensors_of(problem), numbers_of(problem))
     return launch.launcher, recorded[0]
 

@@ -5,7 +5,7 @@ the launches (`cuda.py`). Invariant: only launches in the order of one stream sh
 that a CUDA graph records: a graph may be replayed on any stream, and after this memory is gone.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,8 +14,8 @@ from fovea.runtime.capture import is_capturing
 
 # Of builds of torch without CUDA they are absent, and so is every caller.
 _torch_c: Any = torch._C  # pyright: ignore[reportPrivateUsage]
-_current_device = getattr(_torch_c, "_cuda_getDevice", None)
-_current_stream = getattr(_torch_c, "_cuda_getCurrentRawStream", None)
+_current_device: Any = getattr(_torch_c, "_cuda_getDevice", None)
+_current_stream: Any = getattr(_torch_c, "_cuda_getCurrentRawStream", None)
 
 _COUNTERS = 256  # made with one memset
 _SCRATCH_BYTES = 2**20  # larger results are worth an allocation
@@ -38,7 +38,7 @@ class StreamMemory:
             return self._counters.pop()  # of two threads on one stream each gets its own
         except IndexError:
             zeros = torch.zeros(_COUNTERS, dtype=torch.int32, device=self._device)
-            self._counters = list(zeros.split(1))
+            self._counters = list(cast(Any, zeros).split(1))
             return self._counters.pop()
 
     def scratch(self, shape: tuple[int, ...]) -> Tensor | None:
