@@ -288,3 +288,40 @@ def test_parts_of_a_problem_are_ordered_as_launches_read_them():
     lists = problem.block_lists.tensors()
     assert found[4:] == [*problem.score_mod.captures, *lists]
     assert numbers_of(problem)[2] == ((), (), (100,))
+
+
+# ------------------------------------------------- what the reference would find, and a kernel not
+
+
+def test_gathers_out_of_range_are_found_before_a_launch(launched):
+    q, k, v = tensors()
+
+    def shifted(table, shift):
+        return lambda s, b, h, i, j: s + table[h + shift]
+
+    def limited(table, limit):
+        return lambda s, b, h, i, j: torch.where(h < limit, table[h], s)
+
+    whole, short = normal((4,), seed=1), normal((3,), seed=1)
+    for right, wrong in (
+        (shifted(whole, 0), shifted(whole, 1)),
+        (shifted(whole, 0), shifted(short, 0)),
+        (limited(short, 3), limited(short, 4)),
+    ):
+        for _ in range(2):
+            fovea.attention(q, k, v, score_mod=right)
+        count = len(launched)
+        with pytest.raises(IndexError, match="index into dimension 0"):
+            fovea.attention(q, k, v, score_mod=wrong)
+        assert len(launched) == count
+
+
+def test_block_mask_that_shrinks_in_place_is_found_before_a_launch(launched):
+    q, k, v = tensors()
+    mask = fovea.create_block_mask(lambda b, h, i, j: i >= j, 1, 1, 256, 256, device="cpu")
+    for _ in range(2):
+        fovea.attention(q, k, v, block_mask=mask)
+    mask.kv_indices.resize_(1, 1, 1, 1)
+    with pytest.raises(ValueError, match="block_mask"):
+        fovea.attention(q, k, v, block_mask=mask)
+    assert len(launched) == 2
