@@ -13,7 +13,7 @@ an access that meets a write of equal bytes is no report; the words are not watc
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -142,8 +142,10 @@ class GlobalShadow:
     def _report(self, cells: Any, late: Array, access: Access, what: str) -> None:
         position = int(np.argmax(late))
         row = self._rows[cells].reshape(-1, _COLUMNS)[position]
-        first = cells.start + position if isinstance(cells, slice) else None
-        cell = int(np.ravel(cells)[position]) if first is None else first
+        if isinstance(cells, slice):
+            cell = int(cast(Any, cells).start) + position
+        else:
+            cell = int(np.ravel(cells)[position])
         cluster = access.warp.cta.cluster
         other = self._describe(row, cluster)
         rule = "no barrier, phase or wait orders the two accesses"

@@ -202,16 +202,20 @@ def deliver_copies(warp: Any, accumulator: Accumulator, rows: Sequence[Array]) -
     registers, dtypes = warp.registers, warp.slot_dtypes
     done: list[Array] = []
     for slot, value in enumerate(registers):
-        if value.__class__ is PackedInFlight:
-            result = _unpacked(value, accumulator, rows)
-        elif value.__class__ is AccumulatorPart and value.accumulator is accumulator:
-            result = rows[value.key]
-        else:
-            continue
+        result = _value_of(value, accumulator, rows)
         if result is not None:
             registers[slot] = result.view(dtypes[slot])
             done.append(registers[slot])
     return done
+
+
+def _value_of(value: Any, accumulator: Accumulator, rows: Sequence[Array]) -> Array | None:
+    """Return what a register holds now if it was a copy of the accumulator, else None."""
+    if isinstance(value, PackedInFlight):
+        return _unpacked(value, accumulator, rows)
+    if isinstance(value, AccumulatorPart) and value.accumulator is accumulator:
+        return rows[value.key]
+    return None
 
 
 def _unpacked(

@@ -189,13 +189,16 @@ class TileCopy:
     def words(self) -> Array | None:
         """The words of the allocation that the view covers; None if its rows end inside one."""
         assert self.view is not None
-        *outer, row_bytes = self.view.shape
-        if any(value % 4 for value in (self.start, row_bytes, *self.view.strides[:-1])):
+        shape: tuple[int, ...] = self.view.shape
+        strides: tuple[int, ...] = self.view.strides
+        row_bytes = shape[-1]
+        if any(value % 4 for value in (self.start, row_bytes, *strides[:-1])):
             return None
-        first = np.array([self.start])
-        for count, stride in zip(outer, self.view.strides):
-            first = (first[:, None] + np.arange(count) * stride).ravel()
-        return (first[:, None] // 4 + np.arange(row_bytes // 4)).ravel()
+        first: Array = np.array([self.start])
+        for count, stride in zip(shape[:-1], strides):
+            first = np.add.outer(first, np.arange(count) * stride).reshape(-1)
+        words: Array = np.add.outer(first // 4, np.arange(row_bytes // 4))
+        return words.reshape(-1)
 
     def check_read(self, access: Access) -> None:
         """Check a read of the view for races on global memory."""

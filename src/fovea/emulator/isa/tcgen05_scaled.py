@@ -16,7 +16,7 @@ factors and tcgen05.cp.32x128b (evidence: inferred).
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -132,8 +132,8 @@ def tcgen05_mma_block_scale(i: Instruction) -> Any:
             )
             flops = 2 * shape.rows * shape.columns * shape.k_extent
             warp.machine.counters.add(f"mma_flops.{shape.a_type.removesuffix('x2')}", flops)
-            effects = [lambda operation, product=product: _multiply(product, operation)]
-            submit_tracked(i, warp, effects, kind="tcgen05.mma", group=group, lane=lane)
+            effect = partial(_multiply, product)
+            submit_tracked(i, warp, [effect], kind="tcgen05.mma", group=group, lane=lane)
 
     return run
 

@@ -129,7 +129,7 @@ class Segment:
             index = offsets // width
             view = self._view(self._views, self.data, item, count)
             new = values[0] if count == 1 else values.T
-            if self.shadow.__class__ is GlobalShadow and not access.is_strong:
+            if isinstance(self.shadow, GlobalShadow) and not access.is_strong:
                 is_unchanged = partial(_are_equal, view, index, new)
                 check = partial(self.shadow.on_write, is_unchanged=is_unchanged)
                 self._shadow_lanes(check, offsets, width, access)
