@@ -2,13 +2,13 @@
 
 Needs no GPU: CPU tensors pose as a GPU's, and a launcher that does nothing takes the arguments of a
 real one. So all of fovea is timed (recognising the call, reading mods and block masks, outputs,
-arguments, autograd), with torch's CPU allocator in the place of its CUDA one. Figures are medians
-over batches of calls, less the time of the launcher with ready arguments.
+arguments, autograd), with torch's CPU allocator in the place of its CUDA one. Figures are the least
+of many short batches of calls, less that of the launcher with ready arguments: what other processes
+take, and what they do to caches, is not overhead of a call.
 `scripts/gpu/measure_overhead.py` measures the same on a GPU. Run: `python -m
 benchmarks.bench_overhead`.
 """
 
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,7 +25,7 @@ from fovea.problem import Request, make_dense
 from fovea.runtime import cuda, stream_memory
 
 BUDGET_US = {"no grad": 25.0, "grad recorded": 45.0}
-BATCHES, CALLS = 41, 200
+BATCHES, CALLS = 4000, 6
 _SHAPE = (1, 256, 4, 128)
 _CHOICE = dispatch.Choice("cuda", "posing as a GPU", "reference", SM90)
 
@@ -57,18 +57,15 @@ def posing_gpu(launch: Callable[..., Any] = launcher) -> Iterator[None]:
     warm.clear()
 
 
-def median_us(call: Callable[[], object]) -> float:
-    """Return the median time of one call in microseconds."""
-    for _ in range(CALLS):
-        call()
-    times = []
+def least_us(call: Callable[[], object]) -> float:
+    """Return the time of one call in microseconds, undisturbed."""
+    least = float("inf")
     for _ in range(BATCHES):
-        # Processor time: what other processes take between two calls is not overhead of a call.
-        start = time.process_time()
+        start = time.perf_counter()
         for _ in range(CALLS):
             call()
-        times.append((time.process_time() - start) / CALLS)
-    return 1e6 * statistics.median(times)
+        least = min(least, time.perf_counter() - start)
+    return 1e6 * least / CALLS
 
 
 def cases() -> dict[str, dict[str, Any]]:
@@ -106,12 +103,12 @@ def main() -> None:
         print(f"{'case':24}{'no grad':>12}{'grad recorded':>16}   us; budget: {budget}")
         for name, keywords in cases().items():
             take, arguments = cuda.arguments_of(make_dense(q, q, q, Request(**keywords)))
-            raw = median_us(lambda take=take, arguments=arguments: take(*arguments))
+            raw = least_us(lambda take=take, arguments=arguments: take(*arguments))
             row = []
             for needs_grad in (False, True):
                 q.requires_grad_(needs_grad)
                 row.append(
-                    median_us(lambda keywords=keywords: fovea.attention(q, q, q, **keywords)) - raw
+                    least_us(lambda keywords=keywords: fovea.attention(q, q, q, **keywords)) - raw
                 )
             q.requires_grad_(False)
             print(f"{name:24}{row[0]:12.1f}{row[1]:16.1f}")
