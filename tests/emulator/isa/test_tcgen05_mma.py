@@ -25,7 +25,7 @@ from tcgen05_kernels import (
     store_rows,
 )
 
-from fovea.emulator import DeadlockError, RaceError, UninitialisedRead
+from fovea.emulator import DeadlockError, PtxError, RaceError, UninitialisedRead
 
 # --- products -------------------------------------------------------------------------------------
 
@@ -312,3 +312,18 @@ def test_copy_then_product_of_another_thread_needs_only_a_barrier():
     for seed in range(4):
         with pytest.raises((RaceError, UninitialisedRead)):
             run_bf16(copy + use + tail, seed=seed)
+
+
+@pytest.mark.parametrize("name", ["bf16", "s8"])
+def test_family_target_has_every_kind_but_integers(name):
+    a, b, product, _ = operands(128, 32, name, 32)
+    shape = instruction_descriptor(128, 32, name, d=2 if name == "s8" else 1)
+    body = LOAD + describe(32, 128, 32, shape) + mma(KIND[name]) + COMMIT + WAIT_MMA
+    text = kernel(body + store_rows(32), target="sm_100f")
+    out = np.zeros((128, 32), np.int32 if name == "s8" else np.float32)
+    if name == "s8":
+        with pytest.raises(PtxError, match="not available on sm_100f"):
+            launch(text, out, place(a, 32), place(b, 32))
+        return
+    launch(text, out, place(a, 32), place(b, 32))
+    assert np.allclose(out, product, atol=1e-4)

@@ -96,6 +96,8 @@ def tcgen05_mma(i: Instruction) -> Any:
     Collector hints have no effect: A is read again by every product.
     """
     group, kind = int(i["group"][-1]), i["what"].removeprefix("kind::")
+    if kind == "i8" and i.program.target.endswith("f"):
+        raise i.error(f".kind::i8 is not available on {i.program.target} (use sm_100a)")
     read_mask, enable, scale = _trailing(i, group, kind)
     read_enable = i.read_operand(enable, "pred")
     d_address, read_idesc = i.address("d"), i.read("idesc", "b32")

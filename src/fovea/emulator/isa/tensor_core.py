@@ -29,7 +29,7 @@ from fovea.emulator.layout.descriptor import (
 )
 from fovea.emulator.machine.memory import SHARED_WINDOW, WINDOW_SHIFT
 
-SM100 = "sm_100a,sm_103a,sm_110a"
+SM100 = "sm_100a,sm_100f,sm_103a,sm_103f,sm_110a"  # family targets: PTX ISA 8.8 and later
 
 
 class Pipeline:
