@@ -41,7 +41,7 @@ _PATIENCE = 2000
 _POLL_LIMIT = 200
 # times in a row that waits with a time limit are ended before all is taken to be stuck: as many
 # looks at one barrier as a loop without any other effect may take
-_EXPIRY_LIMIT = 200
+_EXPIRY_LIMIT = 64
 
 
 class Scheduler:
