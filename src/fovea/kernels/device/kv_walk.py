@@ -13,7 +13,6 @@ import cutlass.cute as cute
 from fovea.kernels.device.masking import Band, tile_span
 from fovea.kernels.device.scheduler import Tile
 from fovea.kernels.device.values import select
-from fovea.plan.sm90 import ForwardPlan
 
 
 class BlockListTensors(NamedTuple):
@@ -31,7 +30,8 @@ class Walk(NamedTuple):
     """The KV tiles of one query tile.
 
     A range is walked from its last tile down, so that the tiles cut by the diagonal come first. Of
-    block lists the partial blocks come first, then the full ones.
+    block lists the partial blocks come first, then the full ones, each list from its last entry
+    down: in a causal mask the first visit is the diagonal, where every row sees a key.
     """
 
     visits: cutlass.Int32
@@ -39,7 +39,6 @@ class Walk(NamedTuple):
     plain_begin: cutlass.Int32  # tiles in [plain_begin, plain_end) lie inside the band
     plain_end: cutlass.Int32
     partial_visits: cutlass.Int32
-    has_plain: cutlass.Int32  # 1: a tile besides the first that `needs_online` has nothing against
     q_block: cutlass.Int32
     m_idx: cutlass.Int32
     head: cutlass.Int32
@@ -64,8 +63,6 @@ def make_walk(
     row_begin = tile.m_idx * plan.tile_m
     span = tile_span(row_begin, row_begin + plan.tile_m, band, plan.tile_n, plan.features)
     visits = span.end - span.begin
-    plain_end = cutlass.min(span.plain_end, span.end)
-    has_plain = cutlass.max(span.plain_begin, span.begin) < plain_end
     partial_visits = cutlass.Int32(0)
     q_block = cutlass.Int32(0)
     if cutlass.const_expr(plan.features.block_lists):
@@ -77,14 +74,12 @@ def make_walk(
         if cutlass.const_expr(plan.features.full_lists):
             full = lists.mFullCount[*_list_row(lists, tile.batch, tile.head), q_block]
             visits = visits + full * lists.tiles_per_block
-        has_plain = visits > partial_visits
     return Walk(
         visits=visits,
         range_end=span.end,
         plain_begin=span.plain_begin,
         plain_end=span.plain_end,
         partial_visits=partial_visits,
-        has_plain=select(has_plain, cutlass.Int32(1), cutlass.Int32(0)),
         q_block=q_block,
         m_idx=tile.m_idx,
         head=tile.head,
@@ -102,34 +97,27 @@ def kv_tile(
     """Return the KV tile of the visit-th step of a walk."""
     n_idx = walk.range_end - 1 - visit
     if cutlass.const_expr(plan.features.block_lists):
-        entry = visit // lists.tiles_per_block
-        in_block = visit - entry * lists.tiles_per_block
+        is_partial = visit < walk.partial_visits
+        end = select(is_partial, walk.partial_visits, walk.visits)
+        in_list = end - 1 - visit
+        entry = in_list // lists.tiles_per_block
+        in_block = in_list - entry * lists.tiles_per_block
         row = (*_list_row(lists, walk.batch, walk.head), walk.q_block)
         block = cutlass.Int32(0)
         if cutlass.const_expr(plan.features.full_lists):
-            if visit < walk.partial_visits:
+            if is_partial:
                 block = lists.mIndices[*row, entry]
             else:
-                full_entry = entry - walk.partial_visits // lists.tiles_per_block
-                block = lists.mFullIndices[*row, full_entry]
+                block = lists.mFullIndices[*row, entry]
         else:
             block = lists.mIndices[*row, entry]
         n_idx = block * lists.tiles_per_block + in_block
     return n_idx
 
 
-def needs_online(
-    walk: Walk, visit: cutlass.Int32, n_idx: cutlass.Int32, plan: ForwardPlan
-) -> cutlass.Boolean:
-    """Return whether a tile needs masks, or may hold the first key that some row sees.
-
-    Such tiles are computed with masks and the running maximum; the others are plain.
-    """
-    outside_band = (n_idx < walk.plain_begin) | (n_idx >= walk.plain_end)
-    if plan.features.block_lists:
-        # The first full block too: a row may have seen nothing in the partial ones.
-        return outside_band | (visit <= walk.partial_visits)
-    return outside_band
+def is_cut(walk: Walk, n_idx: cutlass.Int32) -> cutlass.Boolean:
+    """Return whether a tile holds a position that the band or the lengths hide."""
+    return (n_idx < walk.plain_begin) | (n_idx >= walk.plain_end)
 
 
 class Visit(NamedTuple):
@@ -137,16 +125,13 @@ class Visit(NamedTuple):
 
     n_idx: cutlass.Int32
     is_partial: cutlass.Boolean  # in a block that is not full: the BlockMask's mask_mod applies
-    is_online: cutlass.Boolean
+    is_cut: cutlass.Boolean  # by the band or the lengths
 
 
 @cute.jit
-def visit_word(
-    walk: Walk, visit: cutlass.Int32, n_idx: cutlass.Int32, plan: cutlass.Constexpr
-) -> cutlass.Int32:
+def visit_word(walk: Walk, visit: cutlass.Int32, n_idx: cutlass.Int32) -> cutlass.Int32:
     """Return a visit packed into one word."""
-    is_online = needs_online(walk, visit, n_idx, plan)
-    word = 4 * n_idx + select(is_online, cutlass.Int32(1), cutlass.Int32(0))
+    word = 4 * n_idx + select(is_cut(walk, n_idx), cutlass.Int32(1), cutlass.Int32(0))
     return word + select(visit < walk.partial_visits, cutlass.Int32(2), cutlass.Int32(0))
 
 

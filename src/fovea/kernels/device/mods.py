@@ -6,6 +6,7 @@ that depends on the row or the column alone is evaluated once per row or column 
 """
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -91,6 +92,12 @@ class ModEvaluator:
         self._depends = _dependences(graph)
         self._values: dict[tuple[Any, ...], Value] = {}
         self._affines: dict[tuple[Any, ...], Affine | None] = {}
+
+    def fork(self) -> "ModEvaluator":
+        """Return a copy that knows the values computed so far; neither learns from the other."""
+        other = copy(self)
+        other._values, other._affines = dict(self._values), dict(self._affines)
+        return other
 
     @property
     def loads_by_key(self) -> int:

@@ -7,7 +7,21 @@ Invariant: each says why the DSL's own form does not do.
 import cutlass
 import cutlass.cute as cute
 
+_MINUS_INF = "0fFF800000"
 _PACK = {cutlass.BFloat16: "cvt.rn.bf16x2.f32", cutlass.Float16: "cvt.rn.f16x2.f32"}
+
+
+def hide_unless(visible: cutlass.Boolean, score: cutlass.Float32) -> cutlass.Float32:
+    """Return the score where visible, else -inf.
+
+    The optimiser may not look inside. It turns a select on a conjunction of tests into one select a
+    test: three instructions a register instead of one.
+    """
+    return cute.arch.inline_ptx(
+        f"selp.f32 {{$w0}}, {{$r0}}, {_MINUS_INF}, {{$r1}};",
+        write_only_types=[cutlass.Float32],
+        read_only_args=[score, visible],
+    )
 
 
 def pack_pair(

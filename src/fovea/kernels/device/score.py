@@ -5,6 +5,7 @@ here: the mods' arithmetic (`mods.py`), limits by position (`masking.py`). Invar
 needs the scaled score itself, the scale stays folded into the exponent and costs nothing.
 """
 
+from enum import Enum
 from typing import NamedTuple
 
 import cutlass
@@ -13,6 +14,7 @@ import cutlass.cute as cute
 from fovea.kernels.device.kv_walk import Visit, Walk
 from fovea.kernels.device.masking import Band, RowLimits, column_of_register, inside, row_limits
 from fovea.kernels.device.mods import ModEvaluator, ModTable, Position
+from fovea.kernels.device.ptx import hide_unless
 from fovea.kernels.device.softmax import (
     ROWS_PER_THREAD,
     columns_per_thread,
@@ -97,6 +99,15 @@ def exponent_scale(plan, scalars: Scalars) -> cutlass.Float32:
     return cutlass.Float32(LOG2_E) if plan.features.modifies_score else scalars.scale_log2
 
 
+class TileKind(Enum):
+    """What may hide positions of a KV tile: the code that a step is compiled with."""
+
+    PLAIN = "plain"  # nothing but mask_mod
+    CUT = "cut"  # the band or the lengths too; never in a partial block
+    MASKED = "masked"  # the band, the lengths and, in a variant with block lists, a partial block
+    ANY = "any"  # the band and the lengths; in a partial block, its mask_mod
+
+
 class TileMods(NamedTuple):
     """The mods of a variant, ready for the registers of one KV tile; None where there is none."""
 
@@ -104,11 +115,20 @@ class TileMods(NamedTuple):
     mask_mod: ModEvaluator | None
     block_mask_mod: ModEvaluator | None
     first_column: cutlass.Int32  # the key of this thread's first register
-    is_partial: cutlass.Boolean
+    is_full: cutlass.Boolean | None  # where the block mask's mask_mod does not apply; None = never
+
+    def fork(self) -> "TileMods":
+        """Return a copy for one arm of a branch: values computed there are unknown outside."""
+        forked = (None if mod is None else mod.fork() for mod in self[:3])
+        return TileMods(*forked, self.first_column, self.is_full)
+
+    def outside_blocks(self) -> "TileMods":
+        """Return a copy for a tile in a full block."""
+        return self.fork()._replace(block_mask_mod=None)
 
 
 def prepare_tile(
-    plan, acc: cute.Tensor, context: ScoreContext, at: Visit, *, masked: bool
+    plan, acc: cute.Tensor, context: ScoreContext, at: Visit, tile: TileKind
 ) -> TileMods:
     """Start what does not wait for S: loads of captured tensors that depend on the key alone.
 
@@ -119,7 +139,7 @@ def prepare_tile(
     budget = _PREFETCHED_REGISTERS
     for name, hoisted in zip(ModTable._fields, context.hoisted, strict=True):
         evaluator = _evaluator(plan, context, name)
-        if name == "block_mask_mod" and not masked:
+        if name == "block_mask_mod" and tile in (TileKind.PLAIN, TileKind.CUT):
             evaluator = None
         evaluators[name] = evaluator
         if evaluator is None:
@@ -131,16 +151,16 @@ def prepare_tile(
             budget -= needed
             for column in range(columns_per_thread(acc)):
                 evaluator.prefetch(_position(context, 0, column, first_column))
-    return TileMods(**evaluators, first_column=first_column, is_partial=at.is_partial)
+    is_full = at.is_partial ^ cutlass.Boolean(True) if tile is TileKind.ANY else None
+    return TileMods(**evaluators, first_column=first_column, is_full=is_full)
 
 
 def apply_score(
-    plan, acc: cute.Tensor, context: ScoreContext, mods: TileMods, *, masked: bool
+    plan, acc: cute.Tensor, context: ScoreContext, mods: TileMods, tile: TileKind
 ) -> None:
     """Turn q.k registers of one KV tile into masked scores in place."""
     features = plan.features
-    tests = _Tests(plan, context, mods, masked=masked)
-    minus_inf = cutlass.Float32(-cutlass.Float32.inf)
+    tests = _Tests(plan, context, mods, has_limits=tile is not TileKind.PLAIN)
     # Columns outside: what depends on the column alone lives for two registers, not for all.
     for column in range(columns_per_thread(acc)):
         for row in range(ROWS_PER_THREAD):
@@ -154,16 +174,16 @@ def apply_score(
             if mods.score_mod is not None:
                 score = mods.score_mod.score(score, position)
             visible = tests.visible(position)
-            acc[idx] = score if visible is None else select(visible, score, minus_inf)
+            acc[idx] = score if visible is None else hide_unless(visible, score)
 
 
 class _Tests:
     """Whether a register's position is visible: user masks and limits by position, as one test."""
 
-    def __init__(self, plan, context: ScoreContext, mods: TileMods, *, masked: bool) -> None:
+    def __init__(self, plan, context: ScoreContext, mods: TileMods, *, has_limits: bool) -> None:
         self._mods = mods
         self._limits: list[RowLimits] | None = None
-        if masked:
+        if has_limits:
             self._limits = [
                 row_limits(context.q_idx + 8 * row, mods.first_column, context.band, plan.features)
                 for row in range(ROWS_PER_THREAD)
@@ -176,8 +196,8 @@ class _Tests:
         if mods.mask_mod is not None:
             found.append(mods.mask_mod.mask(position))
         if mods.block_mask_mod is not None:
-            is_full = mods.is_partial ^ cutlass.Boolean(True)
-            found.append(mods.block_mask_mod.mask(position) | is_full)
+            test = mods.block_mask_mod.mask(position)
+            found.append(test if mods.is_full is None else test | mods.is_full)
         if self._limits is not None:
             found.extend(inside(self._limits[position.row], position.column_offset))
         result: cutlass.Boolean | None = None

@@ -18,12 +18,13 @@ from fovea.plan.roles import WARP_SIZE
 
 STOP = -1
 _TILE, _REDO, _WALK = 0, 1, 2  # words of a slot: these, then one verdict for every consumer warp
-_VERDICT = _WALK + len(Walk._fields)
+_ALIGNMENT = 4  # words: a wide load of an announcement then never touches a verdict
+_VERDICT = -(-(_WALK + len(Walk._fields)) // _ALIGNMENT) * _ALIGNMENT
 
 
 def work_words(edge: Edge) -> int:
     """Return the 32-bit words of a slot."""
-    return _VERDICT + edge.consumer_warps
+    return _VERDICT + -(-edge.consumer_warps // _ALIGNMENT) * _ALIGNMENT
 
 
 class WorkRing(NamedTuple):

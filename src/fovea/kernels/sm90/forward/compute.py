@@ -3,9 +3,9 @@
 Lives here: the main loop and its overlap. Each step issues S = Q K^T of the next KV tile, then
 O += P V of the previous one, and works on S while that second product runs (FlashAttention-3's
 intra-warpgroup overlap, arXiv 2407.08608 section 3.2); with several warpgroups a turnstile lets one
-multiply while another exponentiates (section 3.1). Plain tiles keep each row's reference (no
-maximum, no rescaling); a row whose sums grow too large for that is computed again with the running
-maximum, see `epilogue.py`. Not here: the softmax's arithmetic
+multiply while another exponentiates (section 3.1). In optimistic plans only the first tile of a row
+sets its reference (no maximum, no rescaling after it); a row whose sums leave the range in which
+that is exact is computed again with the running maximum, see `epilogue.py`. Not here: the softmax's arithmetic
 (`device/softmax.py`), the way out (`epilogue.py`). Invariant: P, row_sum and O of a
 row refer to its `reference`.
 """
@@ -16,13 +16,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import warpgroup
 
-from fovea.kernels.device.kv_walk import Visit, Walk, needs_online, unpack_visit
+from fovea.kernels.device.kv_walk import Visit, Walk, is_cut, unpack_visit
 from fovea.kernels.device.mods import ModTable
 from fovea.kernels.device.pipeline import release, stage_of, wait_full
 from fovea.kernels.device.ptx import pack_pair
 from fovea.kernels.device.score import (
     Scalars,
     ScoreContext,
+    TileKind,
     apply_score,
     exponent_scale,
     make_score_context,
@@ -160,27 +161,43 @@ def _main_loop(
     state.reference.fill(0.0)
     context.products.acc_o.fill(0.0)
     if walk.visits > 0:
-        _first_step(plan, context, walk, first_use)
+        _first_step(plan, context, walk, first_use, is_redo)
         epilogue.free_staged(plan, context.shared, staged)
-        plain_steps = cutlass.Int32(0)
         for visit in cutlass.range(1, walk.visits, unroll=1):
             use = first_use + visit
             wait_full(context.shared.k, use, plan.k_edge)
             at = _visit_at(plan, context, walk, visit, use)
             # Whole steps are chosen between, not parts of one: a branch while a product is in
             # flight would make the compiler wait for it.
-            if cutlass.const_expr(plan.is_dynamic or plan.is_optimistic):
-                if (is_redo != 0) | at.is_online:
-                    _step(plan, context, at, use, consumer, plain_steps, True)
-                else:
-                    _step(plan, context, at, use, consumer, plain_steps, False)
-                    plain_steps += 1
+            if _wants_any(plan, at, is_redo):
+                _step(plan, context, at, use, consumer, TileKind.ANY, True)
+            elif _wants_masked(plan, at):
+                _step(plan, context, at, use, consumer, TileKind.MASKED, False)
             else:
-                # Only the tile at the end of the keys is cut, and the first step had that.
-                _step(plan, context, at, use, consumer, plain_steps, False)
+                _step(plan, context, at, use, consumer, TileKind.PLAIN, not plan.is_optimistic)
         _last_product(plan, context, first_use + walk.visits - 1)
     else:
         epilogue.free_staged(plan, context.shared, staged)
+
+
+def _wants_any(plan, at: Visit, is_redo: cutlass.Int32) -> cutlass.Boolean | bool:
+    """Return whether a tile gets the step that fits every tile and moves the reference.
+
+    A Python bool where the variant never or always does.
+    """
+    if not plan.is_optimistic:
+        # Without limits only the tile at the end of the keys is cut, and the first step had that.
+        return (at.is_cut | at.is_partial) if plan.is_dynamic else False
+    if plan.features.block_lists:
+        return (is_redo != 0) | (at.is_cut & (at.is_partial ^ cutlass.Boolean(True)))
+    return is_redo != 0
+
+
+def _wants_masked(plan, at: Visit) -> cutlass.Boolean | bool:
+    """Return whether a tile gets the masked step, which leaves the reference alone."""
+    if not (plan.is_optimistic and plan.is_dynamic):
+        return False
+    return at.is_partial if plan.features.block_lists else at.is_cut
 
 
 def _visit_at(
@@ -190,7 +207,7 @@ def _visit_at(
     if plan.features.block_lists:
         return unpack_visit(context.shared.visits[stage_of(use, plan.k_edge)])
     n_idx = walk.range_end - 1 - visit
-    return Visit(n_idx, cutlass.Boolean(False), needs_online(walk, visit, n_idx, plan))
+    return Visit(n_idx, cutlass.Boolean(False), is_cut(walk, n_idx))
 
 
 @cute.jit
@@ -216,18 +233,42 @@ def _make_products(plan: cutlass.Constexpr, shared: SharedTiles, thread: cutlass
 
 
 @cute.jit
-def _first_step(plan: cutlass.Constexpr, context: StepContext, walk: Walk, use: cutlass.Int32):
+def _first_step(
+    plan: cutlass.Constexpr,
+    context: StepContext,
+    walk: Walk,
+    use: cutlass.Int32,
+    is_redo: cutlass.Int32,
+):
     """Do the first KV tile, masked and online: S and its softmax, no product to overlap yet."""
     wait_full(context.shared.k, use, plan.k_edge)
     at = _visit_at(plan, context, walk, cutlass.Int32(0), use)
     _issue_scores(plan, context, use)
     acc_s = context.products.acc_s
-    mods = prepare_tile(plan, acc_s, context.score, at, masked=True)
+    mods = prepare_tile(plan, acc_s, context.score, at, TileKind.MASKED)
     warpgroup.wait_group(0)
     release(context.shared.k, use, plan.k_edge)
-    apply_score(plan, acc_s, context.score, mods, masked=True)
-    _online_softmax(plan, context, cutlass.Int32(0))
+    if cutlass.const_expr(plan.features.block_lists):
+        in_partial, in_full = mods.fork(), mods.outside_blocks()
+        if at.is_partial:
+            apply_score(plan, acc_s, context.score, in_partial, TileKind.MASKED)
+        else:
+            apply_score(plan, acc_s, context.score, in_full, TileKind.CUT)
+    else:
+        apply_score(plan, acc_s, context.score, mods, TileKind.CUT)
+    _online_softmax(plan, context)
+    if cutlass.const_expr(plan.is_optimistic):
+        _default_reference(context.state, is_redo)
     _store_p(context.products)
+
+
+@cute.jit
+def _default_reference(state: RowState, is_redo: cutlass.Int32):
+    """Let rows that saw nothing in the first tile refer to 0; `redo.py` judges what comes of it."""
+    zero = cutlass.Float32(0.0)
+    for row in cutlass.range_constexpr(ROWS_PER_THREAD):
+        lacks_maximum = (state.row_max[row] == -cutlass.Float32.inf) & (is_redo == 0)
+        state.row_max[row] = select(lacks_maximum, zero, state.row_max[row])
 
 
 @cute.jit
@@ -237,13 +278,13 @@ def _step(
     at: Visit,
     use: cutlass.Int32,
     consumer: cutlass.Int32,
-    after_plain: cutlass.Int32,
+    tile: cutlass.Constexpr,
     online: cutlass.Constexpr,
 ):
     """Do S of this tile and O += P V of the previous one, softmax while the second runs.
 
-    K of this use has been waited for. With `online` the tile is masked and moves the reference to
-    the running maximum.
+    K of this use has been waited for. `tile` says what may be hidden in it; with `online` the
+    reference moves to the running maximum.
     """
     shared = context.shared
     products = context.products
@@ -254,12 +295,12 @@ def _step(
     _issue_output(plan, context, use - 1)
     if cutlass.const_expr(plan.is_pingpong):
         _pass_turn(plan, consumer)
-    mods = prepare_tile(plan, products.acc_s, context.score, at, masked=online)
+    mods = prepare_tile(plan, products.acc_s, context.score, at, tile)
     warpgroup.wait_group(1)
     release(shared.k, use, plan.k_edge)
-    apply_score(plan, products.acc_s, context.score, mods, masked=online)
-    if cutlass.const_expr(online or not plan.is_optimistic):
-        factors = _online_softmax(plan, context, after_plain)
+    apply_score(plan, products.acc_s, context.score, mods, tile)
+    if cutlass.const_expr(online):
+        factors = _online_softmax(plan, context)
         warpgroup.wait_group(0)
         for row in cutlass.range_constexpr(ROWS_PER_THREAD):
             scale_row(products.acc_o, row, factors[row])
@@ -292,16 +333,12 @@ def _issue_output(plan, context: StepContext, kv_use: cutlass.Int32) -> None:
     issue(output_mma(plan), products.acc_o, products.tOrP, v_stage, accumulate=True)
 
 
-def _online_softmax(plan, context: StepContext, after_plain) -> list[cutlass.Float32]:
-    """Turn S into P in place with the running maximum; return the factors O must be scaled by.
-
-    `after_plain` says that plain tiles came before. What they added to a row without a reference
-    cannot be trusted (it may have vanished below the least number), so that row asks for a redo.
-    """
+def _online_softmax(plan, context: StepContext) -> list[cutlass.Float32]:
+    """Turn S into P in place with the running maximum; return the factors O must be scaled by."""
     state = context.state
     acc_s = context.products.acc_s
     scale_log2 = exponent_scale(plan, context.score.scalars)
-    one, nan = cutlass.Float32(1.0), cutlass.Float32(cutlass.Float32.nan)
+    one = cutlass.Float32(1.0)
     factors = []
     for row in range(ROWS_PER_THREAD):
         is_new = state.row_max[row] == -cutlass.Float32.inf
@@ -311,8 +348,6 @@ def _online_softmax(plan, context: StepContext, after_plain) -> list[cutlass.Flo
         factor = select(is_new, one, power)
         row_sum = exponentiate_row(acc_s, row, scale_log2, reference)
         row_sum = state.row_sum[row] * factor + row_sum
-        if plan.is_optimistic:
-            row_sum = select(is_new & (after_plain != 0), nan, row_sum)
         state.row_max[row] = row_max
         state.reference[row] = reference
         state.row_sum[row] = row_sum

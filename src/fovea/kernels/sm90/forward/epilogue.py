@@ -87,10 +87,10 @@ def _normalise_row(
 ):
     """Divide a row of O by its sum; leave its lse in `row_sum` and its natural maximum."""
     features = plan.features
-    row_max = state.row_max[row]
-    is_dead = row_max == -cutlass.Float32.inf
     reference = state.reference[row]
     row_sum = add_lanes(state.row_sum[row])
+    # The largest term of a row with keys is 1, or the row was not given up for lost by `judge`.
+    is_dead = row_sum == 0.0
     factor = cutlass.Float32(1.0)
     if cutlass.const_expr(features.sink):
         # The sink joins the reference, or 2^(sink - reference) could overflow.
@@ -112,7 +112,7 @@ def _normalise_row(
         lse = select(is_dead, cutlass.Float32(-cutlass.Float32.inf), lse)
     state.row_sum[row] = lse
     if cutlass.const_expr(features.max_score and not features.modifies_score):
-        state.row_max[row] = row_max * scalars.scale
+        state.row_max[row] = state.row_max[row] * scalars.scale
 
 
 @cute.jit

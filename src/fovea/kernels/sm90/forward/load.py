@@ -210,7 +210,7 @@ def _load_k(
     wait_empty(shared.k, use, plan.k_edge)
     with cute.arch.elect_one():
         if cutlass.const_expr(plan.features.block_lists):
-            shared.visits[stage] = visit_word(walk, visit, n_idx, plan)
+            shared.visits[stage] = visit_word(walk, visit, n_idx)
         expect_bytes(shared.k, use, plan.k_edge)
     cute.copy(
         tma.atom_k,

@@ -4,9 +4,10 @@ Lives here: the judgement of a row and the flags it leaves. Not here: how a redo
 (`device/work.py`), computed (`compute.py`) and written (`epilogue.py`). Invariant: a row that
 passes has the result that the online form would have had, up to rounding; others are redone.
 
-Keeping a row's first maximum as the reference loses nothing while nothing overflows: relative
-precision does not depend on the reference, and the reference is one of the row's own scores, so the
-largest term is at least 1. The idea and its worth: docs/notes/hopper_forward.md.
+Keeping the first tile's maximum as the reference loses nothing while the row's sum stays well
+inside the range of its numbers, since relative precision does not depend on the reference. A row
+that saw nothing in its first tile has reference 0: its sum may be too small as well as too large.
+The idea and its worth: docs/notes/hopper_forward.md.
 """
 
 import cutlass
@@ -22,7 +23,7 @@ from fovea.kernels.device.softmax import (
 )
 from fovea.kernels.device.work import demand_redo
 from fovea.kernels.sm90.forward.arguments import SharedTiles
-from fovea.plan.numerics import OPTIMISTIC_SUM_LIMIT
+from fovea.plan.numerics import OPTIMISTIC_SUM_LEAST, OPTIMISTIC_SUM_LIMIT
 from fovea.plan.roles import WARP_SIZE
 from fovea.plan.sm90 import WARPGROUP_ROWS, WARPS_PER_WARPGROUP
 
@@ -43,7 +44,7 @@ def judge(
     fails = cutlass.Boolean(False)
     for row in cutlass.range_constexpr(ROWS_PER_THREAD):
         in_group = row_in_warpgroup(finish.thread, row)
-        is_bad = _is_bad(acc_o, state, row, finish.walk.has_plain != 0)
+        is_bad = _is_bad(acc_o, state, row, finish.walk.visits > 1)
         # Rows past the end are never stored, so whatever became of them is right.
         is_bad = is_bad & (finish.first_row + in_group < band.seqlen_q)
         fails = fails | is_bad
@@ -56,8 +57,12 @@ def judge(
             demand_redo(shared.work, finish.slot, warp, plan.work_edge)
 
 
-def _is_bad(acc_o: cute.Tensor, state, row: int, has_plain: cutlass.Boolean) -> cutlass.Boolean:
-    """Return whether a row's sums came too near overflow, or it never had a reference."""
+def _is_bad(acc_o: cute.Tensor, state, row: int, is_long: cutlass.Boolean) -> cutlass.Boolean:
+    """Return whether a row's sums came too near overflow or underflow.
+
+    A row without a visible key sums to 0 and is computed again too, as it might be one whose terms
+    all vanished. The first tile alone (`is_long` is false) has its own maximum and needs no doubt.
+    """
     # 0 * o is NaN where o is infinite or NaN, and 0 elsewhere.
     probes = [cutlass.Float32(0.0), cutlass.Float32(0.0)]
     for column in range(columns_per_thread(acc_o)):
@@ -67,6 +72,5 @@ def _is_bad(acc_o: cute.Tensor, state, row: int, has_plain: cutlass.Boolean) -> 
     row_sum = add_lanes(state.row_sum[row] + probes[0] + probes[1])
     # A comparison with NaN is false, so its negation catches NaN too.
     fits = row_sum < OPTIMISTIC_SUM_LIMIT
-    # Scores of -inf in every online tile leave reference 0, which may be far above the others.
-    lacks_reference = (state.row_max[row] == -cutlass.Float32.inf) & has_plain
-    return (fits ^ cutlass.Boolean(True)) | lacks_reference
+    vanishes = (row_sum < OPTIMISTIC_SUM_LEAST) & is_long
+    return (fits ^ cutlass.Boolean(True)) | vanishes
