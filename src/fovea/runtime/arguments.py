@@ -164,7 +164,10 @@ def has_plain_captures(problem: AttentionProblem) -> bool:
     """Return whether a kernel reads every captured tensor as it is."""
     mods = (problem.score_mod, problem.mask_mod, problem.block_mask_mod)
     return all(
-        tensor.dim() > 0 and tensor.dtype != torch.bool and tensor.numel() > 0
+        tensor.dim() > 0
+        and tensor.dtype != torch.bool
+        and tensor.numel() > 0
+        and tensor.stride(-1) == 1
         for mod in mods
         if mod is not None
         for tensor in mod.captures
@@ -233,7 +236,8 @@ def _capture(tensor: Tensor, device: torch.device) -> Tensor:
         # A gather from nothing, at positions that nobody sees, reads 0 in the reference too.
         return torch.zeros([1] * tensor.dim(), dtype=tensor.dtype, device=device)
     if tensor.dim() > 0:
-        return tensor
+        # The kernel counts on a unit last stride.
+        return tensor if tensor.stride(-1) == 1 else tensor.new_empty(tensor.shape).copy_(tensor)
     if tensor.device == device:
         return tensor.reshape(1)
     # One number on the host, as torch's own operations allow. Its value goes along as an argument

@@ -6,7 +6,6 @@ that depends on the row or the column alone is evaluated once per row or column 
 """
 
 from collections.abc import Callable
-from copy import copy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -92,12 +91,6 @@ class ModEvaluator:
         self._depends = _dependences(graph)
         self._values: dict[tuple[Any, ...], Value] = {}
         self._affines: dict[tuple[Any, ...], Affine | None] = {}
-
-    def fork(self) -> "ModEvaluator":
-        """Return a copy that knows the values computed so far; neither learns from the other."""
-        other = copy(self)
-        other._values, other._affines = dict(self._values), dict(self._affines)
-        return other
 
     @property
     def loads_by_key(self) -> int:
@@ -264,8 +257,18 @@ class ModEvaluator:
                 return compared
         operands = [self._value(arg, position, score, axes, local) for arg in node.args]
         if node.op == "load":
-            return _load(self._arguments.captures[node.attrs[0]], operands, node.dtype)
+            may_wrap = [self._may_be_negative(arg) for arg in node.args]
+            return _load(self._arguments.captures[node.attrs[0]], operands, may_wrap, node.dtype)
         return wrap(OPERATIONS[node.op](node, *operands), node.dtype)
+
+    def _may_be_negative(self, node_idx: int) -> bool:
+        """Return whether an index needs Python's wrap-around; positions and constants do not."""
+        node = self._nodes[node_idx]
+        if node.op == "cast":
+            return self._may_be_negative(node.args[0])
+        if node.op == "const":
+            return node.attrs[0] < 0
+        return node.op not in ("b", "h", "q_idx", "kv_idx", "axis")
 
     def _reduce(
         self,
@@ -314,7 +317,9 @@ def _dependences(graph: Graph) -> list[frozenset[Any]]:
     return result
 
 
-def _load(capture: cute.Tensor, indices: list[Value], dtype: str) -> Value:
+def _load(
+    capture: cute.Tensor, indices: list[Value], may_wrap: list[bool], dtype: str
+) -> Value:
     """Return an element of a captured tensor.
 
     A negative index wraps as in torch. An index out of range is clamped: it is an error at a
@@ -324,7 +329,8 @@ def _load(capture: cute.Tensor, indices: list[Value], dtype: str) -> Value:
     for dimension, index in enumerate(indices):
         extent = capture.shape[dimension]
         position = cast(index, "i32")
-        position = select(position < 0, position + extent, position)
+        if may_wrap[dimension]:
+            position = select(position < 0, position + extent, position)
         coordinate.append(cutlass.max(cutlass.min(position, extent - 1), 0))
     value = capture[tuple(coordinate)] if coordinate else capture[0]
     return cast(value != 0, dtype) if dtype == "b1" else cast(value, dtype)

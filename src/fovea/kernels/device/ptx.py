@@ -24,6 +24,16 @@ def hide_unless(visible: cutlass.Boolean, score: cutlass.Float32) -> cutlass.Flo
     )
 
 
+def opaque(value: cutlass.Int32) -> cutlass.Int32:
+    """Return the same value, as one that the optimiser knows nothing of.
+
+    It hoists what two arms of a branch both compute, and then keeps all of it alive at once.
+    """
+    return cute.arch.inline_ptx(
+        "mov.b32 {$w0}, {$r0};", write_only_types=[cutlass.Int32], read_only_args=[value]
+    )
+
+
 def pack_pair(
     low: cutlass.Float32, high: cutlass.Float32, dtype: type[cutlass.Numeric]
 ) -> cutlass.Int32:

@@ -103,9 +103,8 @@ class TileKind(Enum):
     """What may hide positions of a KV tile: the code that a step is compiled with."""
 
     PLAIN = "plain"  # nothing but mask_mod
-    CUT = "cut"  # the band or the lengths too; never in a partial block
-    MASKED = "masked"  # the band, the lengths and, in a variant with block lists, a partial block
-    ANY = "any"  # the band and the lengths; in a partial block, its mask_mod
+    MASKED = "masked"  # in a variant with block lists the block's mask_mod, else band and lengths
+    ANY = "any"  # all of them; the block's mask_mod where the block is partial
 
 
 class TileMods(NamedTuple):
@@ -115,16 +114,7 @@ class TileMods(NamedTuple):
     mask_mod: ModEvaluator | None
     block_mask_mod: ModEvaluator | None
     first_column: cutlass.Int32  # the key of this thread's first register
-    is_full: cutlass.Boolean | None  # where the block mask's mask_mod does not apply; None = never
-
-    def fork(self) -> "TileMods":
-        """Return a copy for one arm of a branch: values computed there are unknown outside."""
-        forked = (None if mod is None else mod.fork() for mod in self[:3])
-        return TileMods(*forked, self.first_column, self.is_full)
-
-    def outside_blocks(self) -> "TileMods":
-        """Return a copy for a tile in a full block."""
-        return self.fork()._replace(block_mask_mod=None)
+    is_full: cutlass.Boolean  # the block mask's mask_mod does not apply
 
 
 def prepare_tile(
@@ -139,7 +129,7 @@ def prepare_tile(
     budget = _PREFETCHED_REGISTERS
     for name, hoisted in zip(ModTable._fields, context.hoisted, strict=True):
         evaluator = _evaluator(plan, context, name)
-        if name == "block_mask_mod" and tile in (TileKind.PLAIN, TileKind.CUT):
+        if name == "block_mask_mod" and tile is TileKind.PLAIN:
             evaluator = None
         evaluators[name] = evaluator
         if evaluator is None:
@@ -151,7 +141,7 @@ def prepare_tile(
             budget -= needed
             for column in range(columns_per_thread(acc)):
                 evaluator.prefetch(_position(context, 0, column, first_column))
-    is_full = at.is_partial ^ cutlass.Boolean(True) if tile is TileKind.ANY else None
+    is_full = at.is_partial ^ cutlass.Boolean(True)
     return TileMods(**evaluators, first_column=first_column, is_full=is_full)
 
 
@@ -160,7 +150,9 @@ def apply_score(
 ) -> None:
     """Turn q.k registers of one KV tile into masked scores in place."""
     features = plan.features
-    tests = _Tests(plan, context, mods, has_limits=tile is not TileKind.PLAIN)
+    is_masked_by_position = tile is TileKind.MASKED and not features.block_lists
+    has_limits = tile is TileKind.ANY or is_masked_by_position
+    tests = _Tests(plan, context, mods, has_limits=has_limits)
     # Columns outside: what depends on the column alone lives for two registers, not for all.
     for column in range(columns_per_thread(acc)):
         for row in range(ROWS_PER_THREAD):
@@ -197,7 +189,7 @@ class _Tests:
             found.append(mods.mask_mod.mask(position))
         if mods.block_mask_mod is not None:
             test = mods.block_mask_mod.mask(position)
-            found.append(test if mods.is_full is None else test | mods.is_full)
+            found.append(test | mods.is_full if self._limits is not None else test)
         if self._limits is not None:
             found.extend(inside(self._limits[position.row], position.column_offset))
         result: cutlass.Boolean | None = None

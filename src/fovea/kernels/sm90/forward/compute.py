@@ -19,7 +19,7 @@ from cutlass.cute.nvgpu import warpgroup
 from fovea.kernels.device.kv_walk import Visit, Walk, is_cut, unpack_visit
 from fovea.kernels.device.mods import ModTable
 from fovea.kernels.device.pipeline import release, stage_of, wait_full
-from fovea.kernels.device.ptx import pack_pair
+from fovea.kernels.device.ptx import opaque, pack_pair
 from fovea.kernels.device.score import (
     Scalars,
     ScoreContext,
@@ -189,7 +189,7 @@ def _wants_any(plan, at: Visit, is_redo: cutlass.Int32) -> cutlass.Boolean | boo
         # Without limits only the tile at the end of the keys is cut, and the first step had that.
         return (at.is_cut | at.is_partial) if plan.is_dynamic else False
     if plan.features.block_lists:
-        return (is_redo != 0) | (at.is_cut & (at.is_partial ^ cutlass.Boolean(True)))
+        return (is_redo != 0) | at.is_cut
     return is_redo != 0
 
 
@@ -249,13 +249,14 @@ def _first_step(
     warpgroup.wait_group(0)
     release(context.shared.k, use, plan.k_edge)
     if cutlass.const_expr(plan.features.block_lists):
-        in_partial, in_full = mods.fork(), mods.outside_blocks()
-        if at.is_partial:
-            apply_score(plan, acc_s, context.score, in_partial, TileKind.MASKED)
+        if at.is_partial & (at.is_cut ^ cutlass.Boolean(True)):
+            apply_score(plan, acc_s, context.score, mods, TileKind.MASKED)
         else:
-            apply_score(plan, acc_s, context.score, in_full, TileKind.CUT)
+            apart = at._replace(n_idx=opaque(at.n_idx))
+            unknown = prepare_tile(plan, acc_s, context.score, apart, TileKind.ANY)
+            apply_score(plan, acc_s, context.score, unknown, TileKind.ANY)
     else:
-        apply_score(plan, acc_s, context.score, mods, TileKind.CUT)
+        apply_score(plan, acc_s, context.score, mods, TileKind.MASKED)
     _online_softmax(plan, context)
     if cutlass.const_expr(plan.is_optimistic):
         _default_reference(context.state, is_redo)

@@ -68,7 +68,7 @@ def _arguments(plan: ForwardPlan) -> list[Any]:
         tuple(cutlass.Int32(1) for _ in range(5)),
         # None, not an empty tuple: the launcher has no type for nothing.
         tuple(
-            _strided(_CAPTURE_TYPES[capture.dtype], max(capture.rank, 1))
+            _capture(_CAPTURE_TYPES[capture.dtype], max(capture.rank, 1))
             for graph in features.graphs
             for capture in graph.captures
         )
@@ -95,6 +95,13 @@ def _operand(dtype: Any, shape: tuple[Any, ...]) -> Any:
 def _fake(dtype: Any, shape: tuple[Any, ...], align: int) -> Any:
     strides = tuple(cute.sym_int64() for _ in shape)
     return make_fake_tensor(dtype, shape, strides, assumed_align=align)
+
+
+def _capture(dtype: Any, rank: int) -> Any:
+    """Return a captured tensor: unit last stride, which spares a product per register."""
+    shape = tuple(cute.sym_int32() for _ in range(rank))
+    strides = (*(cute.sym_int64() for _ in shape[:-1]), 1)
+    return make_fake_tensor(dtype, shape, strides, assumed_align=max(dtype.width // 8, 1))
 
 
 def _strided(dtype: Any, rank: int) -> Any:
