@@ -146,6 +146,14 @@ class ForwardPlan:
         return self.num_consumers > 1
 
     @property
+    def looks_ahead(self) -> bool:
+        """True where the next query tile's first product overlaps the end of the one before.
+
+        Its Q has to be in shared memory while the tile before stages its output.
+        """
+        return self.q_buffers > 1
+
+    @property
     def is_optimistic(self) -> bool:
         """True where plain tiles keep a row's first maximum as its reference.
 

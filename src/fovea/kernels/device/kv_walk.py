@@ -11,7 +11,7 @@ import cutlass
 import cutlass.cute as cute
 
 from fovea.kernels.device.masking import Band, tile_span
-from fovea.kernels.device.scheduler import Tile
+from fovea.kernels.device.scheduler import Tile, TileOrder
 from fovea.kernels.device.values import select
 
 
@@ -27,8 +27,10 @@ class BlockListTensors(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """The KV tiles of one query tile.
+    """The KV tiles of one query tile, at least one.
 
+    Rows that see no key (`is_dead`) visit one tile past the keys, all hidden, so that every query
+    tile begins with a product.
     A range is walked from its last tile down, so that the tiles cut by the diagonal come first. Of
     block lists the partial blocks come first, then the full ones, each list from its last entry
     down: in a causal mask the first visit is the diagonal, where every row sees a key.
@@ -40,6 +42,7 @@ class Walk(NamedTuple):
     plain_end: cutlass.Int32
     partial_visits: cutlass.Int32
     q_block: cutlass.Int32
+    is_dead: cutlass.Int32
     m_idx: cutlass.Int32
     head: cutlass.Int32
     batch: cutlass.Int32
@@ -74,16 +77,31 @@ def make_walk(
         if cutlass.const_expr(plan.features.full_lists):
             full = lists.mFullCount[*_list_row(lists, tile.batch, tile.head), q_block]
             visits = visits + full * lists.tiles_per_block
+    is_dead = visits <= 0
+    past_keys = (band.seqlen_kv + plan.tile_n - 1) // plan.tile_n
     return Walk(
-        visits=visits,
-        range_end=span.end,
+        visits=cutlass.max(visits, 1),
+        range_end=select(is_dead, past_keys + 1, span.end),
         plain_begin=span.plain_begin,
         plain_end=span.plain_end,
         partial_visits=partial_visits,
         q_block=q_block,
+        is_dead=select(is_dead, cutlass.Int32(1), cutlass.Int32(0)),
         m_idx=tile.m_idx,
         head=tile.head,
         batch=tile.batch,
+    )
+
+
+def pause_walk(walk: Walk, order: TileOrder, band: Band, plan) -> Walk:
+    """Return the walk of a pause: one tile of zeros, past the rows and past the keys."""
+    past_keys = (band.seqlen_kv + plan.tile_n - 1) // plan.tile_n
+    return walk._replace(
+        visits=cutlass.Int32(1),
+        range_end=past_keys + 1,
+        partial_visits=cutlass.Int32(0),
+        is_dead=cutlass.Int32(1),
+        m_idx=order.num_m_tiles,
     )
 
 
@@ -97,22 +115,31 @@ def kv_tile(
     """Return the KV tile of the visit-th step of a walk."""
     n_idx = walk.range_end - 1 - visit
     if cutlass.const_expr(plan.features.block_lists):
-        is_partial = visit < walk.partial_visits
-        end = select(is_partial, walk.partial_visits, walk.visits)
-        in_list = end - 1 - visit
-        entry = in_list // lists.tiles_per_block
-        in_block = in_list - entry * lists.tiles_per_block
-        row = (*_list_row(lists, walk.batch, walk.head), walk.q_block)
-        block = cutlass.Int32(0)
-        if cutlass.const_expr(plan.features.full_lists):
-            if is_partial:
-                block = lists.mIndices[*row, entry]
-            else:
-                block = lists.mFullIndices[*row, entry]
-        else:
-            block = lists.mIndices[*row, entry]
-        n_idx = block * lists.tiles_per_block + in_block
+        if walk.is_dead == 0:
+            n_idx = _listed_tile(walk, visit, lists, plan)
     return n_idx
+
+
+@cute.jit
+def _listed_tile(
+    walk: Walk, visit: cutlass.Int32, lists: BlockListTensors, plan: cutlass.Constexpr
+) -> cutlass.Int32:
+    """Return the KV tile of the visit-th step of block lists."""
+    is_partial = visit < walk.partial_visits
+    end = select(is_partial, walk.partial_visits, walk.visits)
+    in_list = end - 1 - visit
+    entry = in_list // lists.tiles_per_block
+    in_block = in_list - entry * lists.tiles_per_block
+    row = (*_list_row(lists, walk.batch, walk.head), walk.q_block)
+    block = cutlass.Int32(0)
+    if cutlass.const_expr(plan.features.full_lists):
+        if is_partial:
+            block = lists.mIndices[*row, entry]
+        else:
+            block = lists.mFullIndices[*row, entry]
+    else:
+        block = lists.mIndices[*row, entry]
+    return block * lists.tiles_per_block + in_block
 
 
 def is_cut(walk: Walk, n_idx: cutlass.Int32) -> cutlass.Boolean:

@@ -37,11 +37,6 @@ class TileSpan(NamedTuple):
     plain_end: cutlass.Int32
 
 
-def column_of_register(column: int) -> int:
-    """Return the tile column of a thread's column-th value, less 2 * (lane % 4)."""
-    return 8 * (column // 2) + column % 2
-
-
 @cute.jit
 def tile_span(
     row_begin: cutlass.Int32,

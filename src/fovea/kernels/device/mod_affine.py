@@ -19,10 +19,10 @@ Value = Any  # a DSL scalar
 
 
 class Affine(NamedTuple):
-    """base + step * column."""
+    """base + step * column; the step is a Python int, or a run-time float of `times`."""
 
     base: Value
-    step: int
+    step: Any
 
     def at(self, column: int) -> Value:
         """Return the value at a column."""
@@ -47,6 +47,11 @@ def subtract(a: Affine, b: Affine) -> Affine:
 def scale(a: Affine, factor: int) -> Affine:
     """Return a * factor."""
     return Affine(a.base * factor, a.step * factor)
+
+
+def times(a: Affine, factor: cutlass.Float32) -> Affine:
+    """Return a * factor with a run-time step, for a float `a`. Rounds: not for comparisons."""
+    return Affine(a.base * factor, cutlass.Float32(a.step) * factor)
 
 
 def to_float(a: Affine) -> Affine:

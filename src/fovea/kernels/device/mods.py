@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import cutlass
 import cutlass.cute as cute
 
-from fovea.kernels.device.mod_affine import Affine, add, scale, subtract, to_float
+from fovea.kernels.device.mod_affine import Affine, add, scale, subtract, times, to_float
 from fovea.kernels.device.mod_operations import OPERATIONS, cast, wrap
 from fovea.kernels.device.values import select
 from fovea.mods.graph import COMPARISONS, Graph, Node
@@ -133,6 +133,48 @@ class ModEvaluator:
     def score(self, score: cutlass.Float32, position: Position) -> cutlass.Float32:
         """Return the modified score."""
         return cast(self._result(position, score), "f32")
+
+    def addend(self, position: Position) -> Affine | None:
+        """Return what the mod adds to the score in a row, as base + step * column_offset.
+
+        None where the mod is not a sum of the score and a number linear in the key. The products
+        round in another order than the mod's own: good for a score, not for a comparison.
+        """
+        node = self._nodes[self._graph.output]
+        if node.op not in ("add", "sub"):
+            return None
+        ops = [self._nodes[arg].op for arg in node.args]
+        if ops[0] == "score":
+            line = self._line(node.args[1], position)
+            return line if line is None or node.op == "add" else times(line, cutlass.Float32(-1.0))
+        if ops[1] == "score" and node.op == "add":
+            return self._line(node.args[0], position)
+        return None
+
+    def _line(self, node_idx: int, position: Position) -> Affine | None:
+        """Return a float node as base + step * column_offset, rounded anyhow, else None."""
+        node, depends = self._nodes[node_idx], self._depends[node_idx]
+        if not depends <= {"q_idx", "kv_idx"} or node.dtype not in _FLOATS:
+            return None
+        if "kv_idx" not in depends:
+            value = self._value(node_idx, position, None, (), {})
+            return Affine(cast(value, "f32"), cutlass.Float32(0.0))
+        if node.op == "cast":
+            if self._nodes[node.args[0]].dtype in _FLOATS:
+                return self._line(node.args[0], position)
+            exact = self._affine(node_idx, position)
+            return None if exact is None else Affine(exact.base, cutlass.Float32(exact.step))
+        if node.op not in ("add", "sub", "mul"):
+            return None
+        lines = [self._line(arg, position) for arg in node.args]
+        if lines[0] is None or lines[1] is None:
+            return None
+        if node.op == "mul":
+            constant, other = (0, 1) if "kv_idx" not in self._depends[node.args[0]] else (1, 0)
+            if "kv_idx" in self._depends[node.args[constant]]:
+                return None
+            return times(lines[other], lines[constant].base)
+        return add(*lines) if node.op == "add" else subtract(*lines)
 
     def mask(self, position: Position) -> cutlass.Boolean:
         """Return whether the position is visible."""
@@ -291,6 +333,8 @@ class ModEvaluator:
             result = value if result is None else combine(node, result, value)
         return result
 
+
+_FLOATS = ("f16", "bf16", "f32", "f64")
 
 _REDUCTIONS = {
     "sum": "add",

@@ -12,11 +12,13 @@ import cutlass
 import cutlass.cute as cute
 
 from fovea.kernels.device.kv_walk import Visit, Walk
-from fovea.kernels.device.masking import Band, RowLimits, column_of_register, inside, row_limits
+from fovea.kernels.device.masking import Band, RowLimits, inside, row_limits
+from fovea.kernels.device.mod_affine import Affine
 from fovea.kernels.device.mods import ModEvaluator, ModTable, Position
 from fovea.kernels.device.ptx import hide_unless
 from fovea.kernels.device.softmax import (
     ROWS_PER_THREAD,
+    column_of_register,
     columns_per_thread,
     register_idx,
     row_in_warpgroup,
@@ -80,9 +82,10 @@ def make_score_context(
     return context._replace(hoisted=tuple(hoisted))
 
 
-def _rows(context: ScoreContext) -> list[Position]:
-    """Return the positions of this thread's rows, at no particular key."""
-    return [_position(context, row, 0, cutlass.Int32(0)) for row in range(ROWS_PER_THREAD)]
+def _rows(context: ScoreContext, first_column: cutlass.Int32 | int = 0) -> list[Position]:
+    """Return the positions of this thread's rows, at the first key or at no particular one."""
+    key = cutlass.Int32(first_column)
+    return [_position(context, row, 0, key) for row in range(ROWS_PER_THREAD)]
 
 
 def _evaluator(plan, context: ScoreContext, name: str) -> ModEvaluator | None:
@@ -143,6 +146,19 @@ def prepare_tile(
                 evaluator.prefetch(_position(context, 0, column, first_column))
     is_full = at.is_partial ^ cutlass.Boolean(True)
     return TileMods(**evaluators, first_column=first_column, is_full=is_full)
+
+
+def row_addends(plan, context: ScoreContext, mods: TileMods) -> list[Affine] | None:
+    """Return what a score_mod adds to each row of a plain tile, natural units, else None.
+
+    A sum that is linear in the key costs one multiply-add a register, since it folds into the
+    exponent; as a score it would cost four.
+    """
+    features = plan.features
+    if mods.score_mod is None or mods.mask_mod is not None or features.softcap:
+        return None
+    lines = [mods.score_mod.addend(position) for position in _rows(context, mods.first_column)]
+    return None if any(line is None for line in lines) else lines
 
 
 def apply_score(

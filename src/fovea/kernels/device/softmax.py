@@ -23,6 +23,11 @@ def register_idx(row: int, column: int) -> int:
     return 4 * (column // 2) + 2 * row + column % 2
 
 
+def column_of_register(column: int) -> int:
+    """Return the tile column of a thread's column-th value, less 2 * (lane % 4)."""
+    return 8 * (column // 2) + column % 2
+
+
 def columns_per_thread(acc: cute.Tensor) -> int:
     """Return how many values of each row a thread holds."""
     return cute.size(acc) // ROWS_PER_THREAD
@@ -56,16 +61,24 @@ def finite_reference(maximum: cutlass.Float32) -> cutlass.Float32:
 
 
 def exponentiate_row(
-    acc: cute.Tensor, row: int, scale_log2: cutlass.Float32, reference_log2: cutlass.Float32
+    acc: cute.Tensor,
+    row: int,
+    scale_log2: cutlass.Float32,
+    reference_log2: cutlass.Float32,
+    slope_log2: cutlass.Float32 | None = None,
 ) -> cutlass.Float32:
     """Replace a row's scores by exp2(score * scale_log2 - reference_log2); return their sum.
 
-    The sum covers this thread's columns only; lanes are added up once, at the end.
+    With a slope, slope_log2 * column_of_register is added to the exponent. The sum covers this
+    thread's columns only; lanes are added up once, at the end.
     """
     sums = []
     for column in range(columns_per_thread(acc)):
         idx = register_idx(row, column)
-        p = cute.math.exp2(acc[idx] * scale_log2 - reference_log2, fastmath=True)
+        offset = -reference_log2
+        if slope_log2 is not None:
+            offset = slope_log2 * cutlass.Float32(float(column_of_register(column))) + offset
+        p = cute.math.exp2(acc[idx] * scale_log2 + offset, fastmath=True)
         acc[idx] = p
         if len(sums) < 2:
             sums.append(p)

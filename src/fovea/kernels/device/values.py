@@ -1,12 +1,13 @@
-"""Choice between two scalars without a branch, keeping the DSL's type.
+"""Conditions: choice without a branch, and branches that whole warps take.
 
-Lives here: `select`. Not here: anything on fragments. Invariant: both values have one DSL type,
-which the result has too (the DSL's own primitive returns an untyped value).
+Lives here: `select` and `is_in_all_lanes`. Not here: anything on fragments. Invariant: `select`'s
+result has the DSL type of both values (the DSL's own primitive returns an untyped value).
 """
 
 from typing import TypeVar
 
 import cutlass
+import cutlass.cute as cute
 from cutlass.cutlass_dsl import select_
 
 Scalar = TypeVar("Scalar", bound=cutlass.Numeric)
@@ -15,3 +16,12 @@ Scalar = TypeVar("Scalar", bound=cutlass.Numeric)
 def select(condition: cutlass.Boolean, if_true: Scalar, if_false: Scalar) -> Scalar:
     """Return one of two values of the same type."""
     return type(if_false)(select_(condition, if_true, if_false))
+
+
+def is_in_all_lanes(condition: cutlass.Boolean) -> cutlass.Boolean:
+    """Return a condition that every lane of the warp knows to be the same in all.
+
+    A vote tells the compiler. Without it counters and addresses in such a loop or branch count as
+    divergent, and leave the uniform registers.
+    """
+    return cute.arch.vote_all_sync(condition)

@@ -17,6 +17,7 @@ from fovea.plan.pipeline import Edge
 from fovea.plan.roles import WARP_SIZE
 
 STOP = -1
+PAUSE = -2  # no tile, but a redo may still come: finish what you have
 _TILE, _REDO, _WALK = 0, 1, 2  # words of a slot: these, then one verdict for every consumer warp
 _ALIGNMENT = 4  # words: a wide load of an announcement then never touches a verdict
 _VERDICT = -(-(_WALK + len(Walk._fields)) // _ALIGNMENT) * _ALIGNMENT
@@ -38,7 +39,7 @@ class WorkRing(NamedTuple):
 class Work(NamedTuple):
     """One announcement.
 
-    `tile_number` is STOP when the CTA is done. `is_redo` is 0, or 1 + the slot whose flags say
+    `tile_number` is STOP when the CTA is done, PAUSE when that is not yet certain. `is_redo` is 0, or 1 + the slot whose flags say
     which rows to write. The walk comes ready made: its divisions and look-ups cost the producer,
     which runs ahead, and not the tensor cores.
     """
@@ -130,12 +131,6 @@ def await_verdict(work: WorkRing, use: cutlass.Int32, edge: cutlass.Constexpr) -
 
 
 @cute.jit
-def take_back(work: WorkRing, use: cutlass.Int32, edge: cutlass.Constexpr):
-    """Forget the verdict of a slot whose redo is being announced in another. Run by one warp."""
-    _forget_verdicts(work, stage_of(use, edge), edge)
-
-
-@cute.jit
 def clear(work: WorkRing, edge: cutlass.Constexpr):
     """Give every word of every slot a first value. Run by one thread."""
     for word in cutlass.range_constexpr(edge.stages * work_words(edge)):
@@ -144,10 +139,15 @@ def clear(work: WorkRing, edge: cutlass.Constexpr):
 
 @cute.jit
 def draw_tile(counter: cute.Tensor) -> cutlass.Int32:
-    """Return the next number of the grid's counter, the same in every lane. Run by one warp."""
+    """Return the next number of the grid's counter in lane 0, 0 in the others. Run by one warp."""
     number = cutlass.Int32(0)
     if cute.arch.lane_idx() == 0:
         number = cute.arch.atomic_add(
             counter.iterator, cutlass.Int32(1), scope="gpu", sem="relaxed"
         )
+    return number
+
+
+def from_first_lane(number: cutlass.Int32) -> cutlass.Int32:
+    """Return lane 0's number in every lane."""
     return cute.arch.shuffle_sync(number, 0, mask_and_clamp=WARP_SIZE - 1)

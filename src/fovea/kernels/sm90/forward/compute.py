@@ -17,6 +17,7 @@ import cutlass.cute as cute
 from cutlass.cute.nvgpu import warpgroup
 
 from fovea.kernels.device.kv_walk import Visit, Walk, is_cut, unpack_visit
+from fovea.kernels.device.mod_affine import Affine
 from fovea.kernels.device.mods import ModTable
 from fovea.kernels.device.pipeline import release, stage_of, wait_full
 from fovea.kernels.device.ptx import opaque, pack_pair
@@ -28,6 +29,7 @@ from fovea.kernels.device.score import (
     exponent_scale,
     make_score_context,
     prepare_tile,
+    row_addends,
 )
 from fovea.kernels.device.softmax import (
     ROWS_PER_THREAD,
@@ -36,11 +38,12 @@ from fovea.kernels.device.softmax import (
     row_maximum,
     scale_row,
 )
-from fovea.kernels.device.values import select
-from fovea.kernels.device.work import STOP, receive, release_work
+from fovea.kernels.device.values import is_in_all_lanes, select
+from fovea.kernels.device.work import PAUSE, STOP, Work, receive, release_work
 from fovea.kernels.sm90.forward import epilogue
 from fovea.kernels.sm90.forward.arguments import Outputs, Problem, SharedTiles
 from fovea.kernels.sm90.wgmma import issue, output_mma, scores_mma
+from fovea.plan.numerics import LOG2_E
 from fovea.plan.roles import WARPGROUP_THREADS
 from fovea.plan.sm90 import WARPGROUP_ROWS
 
@@ -68,6 +71,29 @@ class RowState(NamedTuple):
     reference: cute.Tensor  # log2 units
 
 
+class _Role(NamedTuple):
+    """What stays the same over all tiles of one warpgroup."""
+
+    problem: Problem
+    scalars: Scalars
+    mods: ModTable
+    outputs: Outputs
+    shared: SharedTiles
+    products: Products
+    state: RowState
+    thread: cutlass.Int32  # in this warpgroup
+    consumer: cutlass.Int32
+
+
+class Place(NamedTuple):
+    """How far a warpgroup has come: counts of announcements, Q stages and KV tiles before it."""
+
+    use: cutlass.Int32
+    q_use: cutlass.Int32
+    kv_use: cutlass.Int32
+    staged: cutlass.Int32  # where the output before may still be on its way out, or -1
+
+
 class StepContext(NamedTuple):
     """What stays the same over the KV tiles of one query tile."""
 
@@ -75,7 +101,7 @@ class StepContext(NamedTuple):
     state: RowState
     products: Products
     shared: SharedTiles
-    q_stage: cutlass.Int32
+    q_use: cutlass.Int32
 
 
 @cute.jit
@@ -105,79 +131,130 @@ def run(
         if consumer == plan.num_consumers - 1:
             _pass_turn(plan, consumer)
 
-    q_use = cutlass.Int32(0) + consumer
-    kv_use = cutlass.Int32(0)
-    use = cutlass.Int32(0)
-    staged = cutlass.Int32(-1)
-    work = receive(shared.work, use, plan.work_edge)
-    while work.tile_number != STOP:
-        walk = work.walk
-        first_row = walk.m_idx * plan.tile_m + consumer * WARPGROUP_ROWS
-        context = StepContext(
-            score=make_score_context(plan, first_row, thread, walk, problem.band, scalars, mods),
-            state=state,
-            products=products,
-            shared=shared,
-            q_stage=stage_of(q_use, plan.q_edge),
-        )
-        wait_full(shared.q, q_use, plan.q_edge)
-        _main_loop(plan, context, walk, kv_use, work.is_redo, consumer, staged)
-        finish = epilogue.Finish(
-            walk=walk,
-            first_row=first_row,
-            thread=thread,
-            consumer=consumer,
-            is_redo=work.is_redo,
-            slot=stage_of(use, plan.work_edge),
-            q_stage=stage_of(q_use, plan.q_edge),
-        )
-        epilogue.run(plan, outputs, scalars, shared, products, state, problem.band, finish)
-        staged = epilogue.staged_after(plan, finish)
-        release_work(shared.work, use, plan.work_edge)
-        kv_use += walk.visits
-        q_use += plan.num_consumers
-        use += 1
-        work = receive(shared.work, use, plan.work_edge)
-    epilogue.free_staged(plan, shared, staged)
+    place = Place(
+        use=cutlass.Int32(0),
+        q_use=cutlass.Int32(0) + consumer,
+        kv_use=cutlass.Int32(0),
+        staged=cutlass.Int32(-1),
+    )
+    role = _Role(problem, scalars, mods, outputs, shared, products, state, thread, consumer)
+    work = receive(shared.work, place.use, plan.work_edge)
+    while is_in_all_lanes(work.tile_number != STOP):
+        if is_in_all_lanes(work.tile_number == PAUSE):
+            release_work(shared.work, place.use, plan.work_edge)
+            place = Place(place.use + 1, place.q_use, place.kv_use, place.staged)
+        else:
+            place = _tiles(plan, role, work, place)
+        work = receive(shared.work, place.use, plan.work_edge)
+    epilogue.free_staged(plan, shared, place.staged)
 
 
 @cute.jit
-def _main_loop(
-    plan: cutlass.Constexpr,
-    context: StepContext,
-    walk: Walk,
-    first_use: cutlass.Int32,
-    is_redo: cutlass.Int32,
-    consumer: cutlass.Int32,
-    staged: cutlass.Int32,
-):
-    """Compute one query tile's unnormalised output; `first_use` counts the KV tiles before it.
+def _tiles(plan: cutlass.Constexpr, role: _Role, work: Work, place: Place):
+    """Compute query tiles until the load role announces something else; return the place after.
 
-    `staged` is where the output before this one may still be on its way out.
+    With a second Q buffer the next tile's S is issued behind this one's last product and runs
+    during its epilogue. A pause comes with a Q and K of its own, so that this needs no branch: the
+    compiler gives up on overlap where a product may or may not be in flight.
     """
-    state = context.state
+    shared = role.shared
+    walk = work.walk
+    wait_full(shared.q, place.q_use, plan.q_edge)
+    wait_full(shared.k, place.kv_use, plan.k_edge)
+    _issue_scores(plan, role.products, place.q_use, place.kv_use)
+    is_tile = cutlass.Boolean(True)
+    while is_tile:
+        _main_loop(plan, role, work, place)
+        after = Place(
+            use=place.use + 1,
+            q_use=place.q_use + plan.num_consumers,
+            kv_use=place.kv_use + work.walk.visits,
+            staged=place.staged,
+        )
+        upcoming = work
+        is_tile = cutlass.Boolean(False)
+        if cutlass.const_expr(plan.looks_ahead):
+            upcoming = receive(shared.work, after.use, plan.work_edge)
+            is_tile = is_in_all_lanes(upcoming.tile_number >= 0)
+            _last_product_and_next_scores(plan, role, after)
+        else:
+            _last_product(plan, role, after.kv_use - 1)
+        finish = epilogue.Finish(
+            walk=work.walk,
+            first_row=_first_row(plan, role, work),
+            thread=role.thread,
+            consumer=role.consumer,
+            is_redo=work.is_redo,
+            slot=stage_of(place.use, plan.work_edge),
+            q_stage=stage_of(place.q_use, plan.q_edge),
+        )
+        epilogue.run(plan, role.outputs, role.scalars, shared, role.products, role.state, role.problem.band, finish)
+        release_work(shared.work, place.use, plan.work_edge)
+        place = Place(after.use, after.q_use, after.kv_use, epilogue.staged_after(plan, finish))
+        work = upcoming
+    if cutlass.const_expr(plan.looks_ahead):
+        _drain(plan, role, place)
+        place = Place(
+            place.use + 1, place.q_use + plan.num_consumers, place.kv_use + 1, cutlass.Int32(-1)
+        )
+    return place
+
+
+@cute.jit
+def _drain(plan: cutlass.Constexpr, role: _Role, place: Place):
+    """Give back all that came with a pause, and the stage of the last output: a redo needs both."""
+    shared = role.shared
+    epilogue.free_staged(plan, shared, place.staged)
+    warpgroup.wait_group(0)
+    release(shared.k, place.kv_use, plan.k_edge)
+    wait_full(shared.v, place.kv_use, plan.v_edge)
+    release(shared.v, place.kv_use, plan.v_edge)
+    epilogue.free_unused(plan, shared, role.consumer, stage_of(place.q_use, plan.q_edge))
+    release_work(shared.work, place.use, plan.work_edge)
+
+
+def _first_row(plan, role: _Role, work: Work) -> cutlass.Int32:
+    """Return the first query row of this warpgroup."""
+    return work.walk.m_idx * plan.tile_m + role.consumer * WARPGROUP_ROWS
+
+
+@cute.jit
+def _main_loop(plan: cutlass.Constexpr, role: _Role, work: Work, place: Place):
+    """Compute one query tile up to its last product, which is left to be issued.
+
+    The first S is in flight on entry.
+    """
+    state, shared = role.state, role.shared
+    walk = work.walk
+    first_row = _first_row(plan, role, work)
+    context = StepContext(
+        score=make_score_context(
+            plan, first_row, role.thread, walk, role.problem.band, role.scalars, role.mods
+        ),
+        state=state,
+        products=role.products,
+        shared=shared,
+        q_use=place.q_use,
+    )
     state.row_max.fill(-cutlass.Float32.inf)
     state.row_sum.fill(0.0)
     state.reference.fill(0.0)
-    context.products.acc_o.fill(0.0)
-    if walk.visits > 0:
-        _first_step(plan, context, walk, first_use, is_redo)
-        epilogue.free_staged(plan, context.shared, staged)
-        for visit in cutlass.range(1, walk.visits, unroll=1):
-            use = first_use + visit
-            wait_full(context.shared.k, use, plan.k_edge)
-            at = _visit_at(plan, context, walk, visit, use)
-            # Whole steps are chosen between, not parts of one: a branch while a product is in
-            # flight would make the compiler wait for it.
-            if _wants_any(plan, at, is_redo):
-                _step(plan, context, at, use, consumer, TileKind.ANY, True)
-            elif _wants_masked(plan, at):
-                _step(plan, context, at, use, consumer, TileKind.MASKED, False)
-            else:
-                _step(plan, context, at, use, consumer, TileKind.PLAIN, not plan.is_optimistic)
-        _last_product(plan, context, first_use + walk.visits - 1)
-    else:
-        epilogue.free_staged(plan, context.shared, staged)
+    role.products.acc_o.fill(0.0)
+    _first_step(plan, context, walk, place.kv_use, work.is_redo)
+    epilogue.free_staged(plan, shared, place.staged)
+    for visit in cutlass.range(1, walk.visits, unroll=1):
+        use = place.kv_use + visit
+        wait_full(shared.k, use, plan.k_edge)
+        at = _visit_at(plan, shared, walk, visit, use)
+        # Whole steps are chosen between, not parts of one: a branch while a product is in
+        # flight would make the compiler wait for it.
+        if _wants_any(plan, at, work.is_redo):
+            _step(plan, context, at, use, role.consumer, TileKind.ANY, True)
+        elif _wants_masked(plan, at):
+            _step(plan, context, at, use, role.consumer, TileKind.MASKED, False)
+        else:
+            is_online = not plan.is_optimistic
+            _step(plan, context, at, use, role.consumer, TileKind.PLAIN, is_online)
 
 
 def _wants_any(plan, at: Visit, is_redo: cutlass.Int32) -> cutlass.Boolean | bool:
@@ -201,11 +278,11 @@ def _wants_masked(plan, at: Visit) -> cutlass.Boolean | bool:
 
 
 def _visit_at(
-    plan, context: StepContext, walk: Walk, visit: cutlass.Int32, use: cutlass.Int32
+    plan, shared: SharedTiles, walk: Walk, visit: cutlass.Int32, use: cutlass.Int32
 ) -> Visit:
     """Return the visit whose K lies in the stage of its use, already waited for."""
     if plan.features.block_lists:
-        return unpack_visit(context.shared.visits[stage_of(use, plan.k_edge)])
+        return unpack_visit(shared.visits[stage_of(use, plan.k_edge)])
     n_idx = walk.range_end - 1 - visit
     return Visit(n_idx, cutlass.Boolean(False), is_cut(walk, n_idx))
 
@@ -240,10 +317,8 @@ def _first_step(
     use: cutlass.Int32,
     is_redo: cutlass.Int32,
 ):
-    """Do the first KV tile, masked and online: S and its softmax, no product to overlap yet."""
-    wait_full(context.shared.k, use, plan.k_edge)
-    at = _visit_at(plan, context, walk, cutlass.Int32(0), use)
-    _issue_scores(plan, context, use)
+    """Do the softmax of the first KV tile, masked and online; its S is in flight."""
+    at = _visit_at(plan, context.shared, walk, cutlass.Int32(0), use)
     acc_s = context.products.acc_s
     mods = prepare_tile(plan, acc_s, context.score, at, TileKind.MASKED)
     warpgroup.wait_group(0)
@@ -291,45 +366,67 @@ def _step(
     products = context.products
     if cutlass.const_expr(plan.is_pingpong):
         _wait_turn(consumer)
-    _issue_scores(plan, context, use)
+    _issue_scores(plan, products, context.q_use, use)
     wait_full(shared.v, use - 1, plan.v_edge)
-    _issue_output(plan, context, use - 1)
+    _issue_output(plan, products, use - 1)
     if cutlass.const_expr(plan.is_pingpong):
         _pass_turn(plan, consumer)
     mods = prepare_tile(plan, products.acc_s, context.score, at, tile)
     warpgroup.wait_group(1)
     release(shared.k, use, plan.k_edge)
-    apply_score(plan, products.acc_s, context.score, mods, tile)
+    addends = None
+    if cutlass.const_expr(tile is TileKind.PLAIN and not online):
+        addends = row_addends(plan, context.score, mods)
+    if cutlass.const_expr(addends is None):
+        apply_score(plan, products.acc_s, context.score, mods, tile)
     if cutlass.const_expr(online):
         factors = _online_softmax(plan, context)
         warpgroup.wait_group(0)
         for row in cutlass.range_constexpr(ROWS_PER_THREAD):
             scale_row(products.acc_o, row, factors[row])
     else:
-        _plain_softmax(plan, context)
+        _plain_softmax(plan, context, addends)
         warpgroup.wait_group(0)
     release(shared.v, use - 1, plan.v_edge)
     _store_p(products)
 
 
 @cute.jit
-def _last_product(plan: cutlass.Constexpr, context: StepContext, kv_use: cutlass.Int32):
+def _last_product(plan: cutlass.Constexpr, role: _Role, kv_use: cutlass.Int32):
     """Add the last tile's P V."""
-    wait_full(context.shared.v, kv_use, plan.v_edge)
-    _issue_output(plan, context, kv_use)
+    shared = role.shared
+    wait_full(shared.v, kv_use, plan.v_edge)
+    _issue_output(plan, role.products, kv_use)
     warpgroup.wait_group(0)
-    release(context.shared.v, kv_use, plan.v_edge)
+    release(shared.v, kv_use, plan.v_edge)
 
 
-def _issue_scores(plan, context: StepContext, use: cutlass.Int32) -> None:
-    products = context.products
-    q_stage = products.tSrQ[None, None, None, context.q_stage]
-    k_stage = products.tSrK[None, None, None, stage_of(use, plan.k_edge)]
+@cute.jit
+def _last_product_and_next_scores(plan: cutlass.Constexpr, role: _Role, after: Place):
+    """Add the last tile's P V, and leave the first S of the next query tile in flight."""
+    shared = role.shared
+    if cutlass.const_expr(plan.is_pingpong):
+        _wait_turn(role.consumer)
+    wait_full(shared.v, after.kv_use - 1, plan.v_edge)
+    _issue_output(plan, role.products, after.kv_use - 1)
+    wait_full(shared.q, after.q_use, plan.q_edge)
+    wait_full(shared.k, after.kv_use, plan.k_edge)
+    _issue_scores(plan, role.products, after.q_use, after.kv_use)
+    if cutlass.const_expr(plan.is_pingpong):
+        _pass_turn(plan, role.consumer)
+    warpgroup.wait_group(1)
+    release(shared.v, after.kv_use - 1, plan.v_edge)
+
+
+def _issue_scores(
+    plan, products: Products, q_use: cutlass.Int32, kv_use: cutlass.Int32
+) -> None:
+    q_stage = products.tSrQ[None, None, None, stage_of(q_use, plan.q_edge)]
+    k_stage = products.tSrK[None, None, None, stage_of(kv_use, plan.k_edge)]
     issue(scores_mma(plan), products.acc_s, q_stage, k_stage, accumulate=False)
 
 
-def _issue_output(plan, context: StepContext, kv_use: cutlass.Int32) -> None:
-    products = context.products
+def _issue_output(plan, products: Products, kv_use: cutlass.Int32) -> None:
     v_stage = products.tOrV[None, None, None, stage_of(kv_use, plan.v_edge)]
     issue(output_mma(plan), products.acc_o, products.tOrP, v_stage, accumulate=True)
 
@@ -356,12 +453,19 @@ def _online_softmax(plan, context: StepContext) -> list[cutlass.Float32]:
     return factors
 
 
-def _plain_softmax(plan, context: StepContext) -> None:
-    """Turn S into P in place with the reference that each row already has."""
-    state = context.state
-    scale_log2 = exponent_scale(plan, context.score.scalars)
+def _plain_softmax(plan, context: StepContext, addends: list[Affine] | None) -> None:
+    """Turn S into P in place with the reference that each row already has.
+
+    With `addends`, S holds q.k alone and a row's scores are scale * S plus its addend.
+    """
+    state, scalars = context.state, context.score.scalars
+    scale_log2 = exponent_scale(plan, scalars) if addends is None else scalars.scale_log2
     for row in range(ROWS_PER_THREAD):
-        row_sum = exponentiate_row(context.products.acc_s, row, scale_log2, state.reference[row])
+        reference, slope = state.reference[row], None
+        if addends is not None:
+            reference = reference - addends[row].base * LOG2_E
+            slope = addends[row].step * LOG2_E
+        row_sum = exponentiate_row(context.products.acc_s, row, scale_log2, reference, slope)
         state.row_sum[row] = state.row_sum[row] + row_sum
 
 

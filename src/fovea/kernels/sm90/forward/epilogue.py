@@ -12,11 +12,12 @@ import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync, warp
 
 from fovea.kernels.device.kv_walk import Walk
-from fovea.kernels.device.masking import Band, column_of_register
+from fovea.kernels.device.masking import Band
 from fovea.kernels.device.score import Scalars
 from fovea.kernels.device.softmax import (
     ROWS_PER_THREAD,
     add_lanes,
+    column_of_register,
     columns_per_thread,
     register_idx,
     row_in_warpgroup,
@@ -173,11 +174,23 @@ def _write_rows(
                 if d_idx < columns:
                     value = acc_o[register_idx(row, column)].to(dtype)
                     outputs.mO_rows[walk.batch, q_idx, walk.head, d_idx] = value
-    # Q's memory was not used on the way out, but every warp must be done reading it.
-    _warpgroup_barrier(finish.consumer)
+    free_unused(plan, shared, finish.consumer, finish.q_stage)
+
+
+@cute.jit
+def free_unused(
+    plan: cutlass.Constexpr,
+    shared: SharedTiles,
+    consumer: cutlass.Int32,
+    q_stage: cutlass.Int32,
+):
+    """Free a Q stage that stages no output. Signals: q_empty."""
+    # Every warp must be done reading it.
+    _warpgroup_barrier(consumer)
+    warp_in_group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
     if warp_in_group == 0:
         if cute.arch.lane_idx() == 0:
-            cute.arch.mbarrier_arrive(shared.q.empty + finish.q_stage)
+            cute.arch.mbarrier_arrive(shared.q.empty + q_stage)
 
 
 @cute.jit

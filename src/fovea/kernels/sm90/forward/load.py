@@ -12,16 +12,18 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
-from fovea.kernels.device.kv_walk import Walk, kv_tile, make_walk, visit_word
+from fovea.kernels.device.kv_walk import Walk, kv_tile, make_walk, pause_walk, visit_word
 from fovea.kernels.device.pipeline import expect_bytes, stage_of, wait_empty
 from fovea.kernels.device.scheduler import decode_tile, num_tiles
+from fovea.kernels.device.values import select
 from fovea.kernels.device.work import (
+    PAUSE,
     STOP,
     Work,
     announce,
     await_verdict,
     draw_tile,
-    take_back,
+    from_first_lane,
 )
 from fovea.kernels.sm90.forward.arguments import Problem, SharedTiles, TmaLoads
 
@@ -48,20 +50,32 @@ def run(plan: cutlass.Constexpr, problem: Problem, tma: TmaLoads, shared: Shared
     kv_use = cutlass.Int32(0)
     use = cutlass.Int32(0)
     fresh, _, _ = cute.arch.block_idx()
+    tile_number = cutlass.Int32(0)
     while use >= 0:
-        tile_number, is_redo = _next_work(plan, problem, shared, use, fresh)
+        tile_number, is_redo = _next_work(plan, problem, shared, use, fresh, tile_number)
         tile = decode_tile(cutlass.max(tile_number, 0), problem.order)
         walk = make_walk(tile, problem.band, problem.block_lists, plan)
+        has_loads = tile_number >= 0
+        if cutlass.const_expr(plan.looks_ahead):
+            has_loads = tile_number != STOP
+            if tile_number == PAUSE:
+                walk = pause_walk(walk, problem.order, problem.band, plan)
         announce(shared.work, use, Work(tile_number, is_redo, walk), plan.work_edge)
         if tile_number == STOP:
             use = cutlass.Int32(-1)
         else:
+            use += 1
+        if has_loads:
+            # Drawn before the loads and read after them: the counter's answer takes a while.
+            is_fresh = (is_redo == 0) & (tile_number >= 0)
+            drawn = fresh
+            if is_fresh:
+                drawn = _draw(plan, problem, fresh)
             _load_tile(plan, problem, tma, shared, walk, q_use, kv_use)
             kv_use += walk.visits
             q_use += plan.num_consumers
-            use += 1
-            if is_redo == 0:
-                fresh = _draw(plan, problem, fresh)
+            if is_fresh:
+                fresh = _drawn(plan, drawn)
 
 
 @cute.jit
@@ -71,11 +85,13 @@ def _next_work(
     shared: SharedTiles,
     use: cutlass.Int32,
     fresh: cutlass.Int32,
+    last: cutlass.Int32,
 ):
     """Return the tile to announce and the redo word: 0, or 1 + the slot whose flags say which rows.
 
     A redo that a slot's last tile asked for comes before fresh tiles. When those are used up, the
-    other slot has to be heard too before the CTA may stop.
+    tile announced `last` has to be heard too before the CTA may stop; but the compute role looks
+    ahead to the next announcement before it gives that verdict, so it is told to pause.
     """
     edge = plan.work_edge
     verdict = await_verdict(shared.work, use, edge)
@@ -85,24 +101,26 @@ def _next_work(
         tile_number = verdict.tile_number
         is_redo = 1 + stage_of(use, edge)
     elif fresh >= num_tiles(problem.order):
-        tile_number = cutlass.Int32(STOP)
-        if cutlass.const_expr(plan.is_optimistic):
-            other = await_verdict(shared.work, use + 1, edge)
-            if other.wants_redo:
-                tile_number = other.tile_number
-                is_redo = 1 + stage_of(use + 1, edge)
-                take_back(shared.work, use + 1, edge)
+        tile_number = select(last == PAUSE, cutlass.Int32(STOP), cutlass.Int32(PAUSE))
     return tile_number, is_redo
 
 
 @cute.jit
 def _draw(plan: cutlass.Constexpr, problem: Problem, last: cutlass.Int32) -> cutlass.Int32:
-    """Return the next fresh tile: from the grid's counter where tiles differ in work."""
+    """Return the next fresh tile: from the grid's counter where tiles differ in work.
+
+    Where that is so, lane 0 alone has the answer.
+    """
     grid, _, _ = cute.arch.grid_dim()
     number = last + grid
     if cutlass.const_expr(plan.is_dynamic):
         number = grid + draw_tile(problem.counter)
     return number
+
+
+def _drawn(plan, number: cutlass.Int32) -> cutlass.Int32:
+    """Return what `_draw` gave, in every lane."""
+    return from_first_lane(number) if plan.is_dynamic else number
 
 
 @cute.jit
@@ -117,18 +135,16 @@ def _load_tile(
 ):
     """Load one query tile and the KV tiles it visits."""
     views = _views(plan, problem, tma, shared, walk)
-    # Q comes even where no key is visible: its memory stages the tile's zeros on their way out.
     _load_q(plan, tma, shared, views, q_use)
-    if walk.visits > 0:
-        # K runs one tile ahead of V, as the products that need them do.
-        n_idx = kv_tile(walk, cutlass.Int32(0), problem.block_lists, plan)
-        _load_k(plan, tma, shared, views, walk, cutlass.Int32(0), kv_use, n_idx)
-        for visit in cutlass.range(1, walk.visits, unroll=1):
-            next_idx = kv_tile(walk, visit, problem.block_lists, plan)
-            _load_k(plan, tma, shared, views, walk, visit, kv_use, next_idx)
-            _load_v(plan, tma, shared, views, kv_use + visit - 1, n_idx)
-            n_idx = next_idx
-        _load_v(plan, tma, shared, views, kv_use + walk.visits - 1, n_idx)
+    # K runs one tile ahead of V, as the products that need them do.
+    n_idx = kv_tile(walk, cutlass.Int32(0), problem.block_lists, plan)
+    _load_k(plan, tma, shared, views, walk, cutlass.Int32(0), kv_use, n_idx)
+    for visit in cutlass.range(1, walk.visits, unroll=1):
+        next_idx = kv_tile(walk, visit, problem.block_lists, plan)
+        _load_k(plan, tma, shared, views, walk, visit, kv_use, next_idx)
+        _load_v(plan, tma, shared, views, kv_use + visit - 1, n_idx)
+        n_idx = next_idx
+    _load_v(plan, tma, shared, views, kv_use + walk.visits - 1, n_idx)
 
 
 @cute.jit
