@@ -16,6 +16,7 @@ from fovea.kernels.device.mod_affine import Affine, add, scale, subtract, times,
 from fovea.kernels.device.mod_operations import OPERATIONS, cast, wrap
 from fovea.kernels.device.values import select
 from fovea.mods.graph import COMPARISONS, Graph, Node
+from fovea.plan.captures import is_by_key
 from fovea.plan.features import ForwardFeatures
 from fovea.plan.integers import EXACT_FLOAT_MAX, INT32_MAX, integer_bounds, narrow_nodes
 
@@ -102,10 +103,18 @@ class ModEvaluator:
         """How many captured values do not depend on the key."""
         return len(self._loads(lambda depends: depends <= {"q_idx"}))
 
-    def prefetch(self, position: Position) -> None:
-        """Load what depends on a column's key alone, for both rows."""
+    def prefetch(self, pair: tuple[Position, Position]) -> None:
+        """Load what depends on the key alone, for two neighbouring columns and both rows."""
         for node_idx in self._loads(lambda depends: depends == {"kv_idx"}):
-            self._value(node_idx, position, None, (), {})
+            if is_by_key(self._graph, node_idx):
+                node = self._nodes[node_idx]
+                capture = self._arguments.captures[node.attrs[0]]
+                values = _load_pair(capture, pair[0].kv_idx, node.dtype)
+                for position, value in zip(pair, values, strict=True):
+                    self._values[self._key(node_idx, position, ())] = value
+            else:
+                for position in pair:
+                    self._value(node_idx, position, None, (), {})
 
     def hoist(self, positions: list[Position]) -> tuple[Value, ...]:
         """Load what does not depend on the key, once for a query tile: row by row of a thread."""
@@ -377,4 +386,22 @@ def _load(
             position = select(position < 0, position + extent, position)
         coordinate.append(cutlass.max(cutlass.min(position, extent - 1), 0))
     value = capture[tuple(coordinate)] if coordinate else capture[0]
+    return _stored(value, dtype)
+
+
+def _load_pair(capture: cute.Tensor, index: cutlass.Int32, dtype: str) -> tuple[Value, Value]:
+    """Return two elements of a captured vector, the first at an even index, with one instruction.
+
+    Past the end the last pair is read, for positions that nobody sees.
+    """
+    last_pair = ((capture.shape[0] + 1) // 2 - 1) * 2
+    start = cutlass.max(cutlass.min(index, last_pair), 0)
+    pair_bytes = 2 * (capture.element_type.width // 8)
+    pointer = (capture.iterator + start).align(pair_bytes)
+    pair = cute.make_tensor(pointer, cute.make_layout(2)).load()
+    return _stored(pair[0], dtype), _stored(pair[1], dtype)
+
+
+def _stored(value: Value, dtype: str) -> Value:
+    """Return an element as the graph's type; truth values are stored as bytes."""
     return cast(value != 0, dtype) if dtype == "b1" else cast(value, dtype)

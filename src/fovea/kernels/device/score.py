@@ -142,8 +142,9 @@ def prepare_tile(
         needed = evaluator.loads_by_key * columns_per_thread(acc)
         if needed <= budget:
             budget -= needed
-            for column in range(columns_per_thread(acc)):
-                evaluator.prefetch(_position(context, 0, column, first_column))
+            for column in range(0, columns_per_thread(acc), 2):
+                pair = (column, column + 1)
+                evaluator.prefetch(tuple(_position(context, 0, c, first_column) for c in pair))
     is_full = at.is_partial ^ cutlass.Boolean(True)
     return TileMods(**evaluators, first_column=first_column, is_full=is_full)
 

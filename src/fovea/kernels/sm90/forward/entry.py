@@ -13,6 +13,7 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from fovea.kernels.sm90.forward.kernel import ForwardKernel
 from fovea.kernels.sm90.wgmma import element_type
+from fovea.plan.captures import PAIR_ALIGNMENT, read_in_pairs
 from fovea.plan.features import ForwardFeatures
 from fovea.plan.sm90 import ForwardPlan
 
@@ -68,9 +69,9 @@ def _arguments(plan: ForwardPlan) -> list[Any]:
         tuple(cutlass.Int32(1) for _ in range(5)),
         # None, not an empty tuple: the launcher has no type for nothing.
         tuple(
-            _capture(_CAPTURE_TYPES[capture.dtype], max(capture.rank, 1))
+            _capture(_CAPTURE_TYPES[capture.dtype], max(capture.rank, 1), is_paired=is_paired)
             for graph in features.graphs
-            for capture in graph.captures
+            for capture, is_paired in zip(graph.captures, read_in_pairs(graph), strict=True)
         )
         or None,
         tuple(_scalar(kind, features) for graph in features.graphs for kind in graph.scalars)
@@ -97,11 +98,12 @@ def _fake(dtype: Any, shape: tuple[Any, ...], align: int) -> Any:
     return make_fake_tensor(dtype, shape, strides, assumed_align=align)
 
 
-def _capture(dtype: Any, rank: int) -> Any:
+def _capture(dtype: Any, rank: int, *, is_paired: bool) -> Any:
     """Return a captured tensor: unit last stride, which spares a product per register."""
     shape = tuple(cute.sym_int32() for _ in range(rank))
     strides = (*(cute.sym_int64() for _ in shape[:-1]), 1)
-    return make_fake_tensor(dtype, shape, strides, assumed_align=max(dtype.width // 8, 1))
+    align = PAIR_ALIGNMENT if is_paired else max(dtype.width // 8, 1)
+    return make_fake_tensor(dtype, shape, strides, assumed_align=align)
 
 
 def _strided(dtype: Any, rank: int) -> Any:

@@ -121,10 +121,11 @@ def _write_tile(
     plan: cutlass.Constexpr, outputs: Outputs, shared: SharedTiles, products, state, finish: Finish
 ):
     """Write every row: lse directly, O through shared memory and the copy engine."""
-    for row in cutlass.range_constexpr(ROWS_PER_THREAD):
-        _write_row_numbers(plan, outputs, state, finish, row)
     _stage_output(plan, shared, products, finish)
     _store_output(plan, outputs, shared, finish)
+    # After the fence of the store, which would wait for them.
+    for row in cutlass.range_constexpr(ROWS_PER_THREAD):
+        _write_row_numbers(plan, outputs, state, finish, row)
 
 
 @cute.jit
