@@ -5,6 +5,8 @@ the loads (`kernels/device/mods.py`) and the copies that make a tensor fit (`run
 Invariant: a tensor read in pairs starts at a multiple of `PAIR_ALIGNMENT` and has an even extent.
 """
 
+from functools import cache
+
 from fovea.mods.graph import Graph
 
 PAIR_ALIGNMENT = 16  # bytes: two of the widest elements
@@ -21,6 +23,7 @@ def is_by_key(graph: Graph, node_idx: int) -> bool:
     return index.op == "kv_idx"
 
 
+@cache
 def read_in_pairs(graph: Graph) -> tuple[bool, ...]:
     """Return, per captured tensor, whether it is read in pairs of neighbouring keys."""
     by_key = {

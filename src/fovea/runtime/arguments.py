@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fovea.plan.captures import PAIR_ALIGNMENT, read_in_pairs
 from fovea.plan.numerics import LOG2_E
 from fovea.plan.select import band_of
 from fovea.plan.sm90 import ForwardPlan
@@ -45,8 +46,10 @@ class ForwardLaunch:
         "has_plain_captures",
         "integers",
         "is_dynamic",
+        "is_paired",
         "launcher",
         "lists",
+        "query_tiles",
         "lse_shape",
         "lse_strides",
         "memory_of",
@@ -89,8 +92,17 @@ class ForwardLaunch:
         captures = [tensor for mod in mods if mod is not None for tensor in mod.captures]
         self.num_captures = len(captures)
         self.has_plain_captures = has_plain_captures(problem)
+        self.is_paired = tuple(
+            paired for mod in mods if mod is not None for paired in read_in_pairs(mod.graph)
+        )
         lists = problem.block_lists
         self.lists = None if lists is None else (lists.block_q, lists.block_kv // plan.tile_n)
+        # Per block of queries and in all.
+        self.query_tiles = (
+            (0, 0)
+            if lists is None
+            else (lists.block_q // plan.tile_m, -(-problem.q.shape[1] // plan.tile_m))
+        )
 
     def __call__(self, tensors: Sequence[Any], numbers: Numbers, keeps_lse: bool = True) -> Results:
         """Launch on the current stream of the tensors' device.
@@ -114,12 +126,16 @@ class ForwardLaunch:
             q, k, v = loadable(q), loadable(k), loadable(v)
             if not _is_loadable(out):
                 target = _padded_out(out, v.shape[-1])
-        lse = counter = None
+        lse = counter = order = None
+        place = 4 + self.num_captures
         if self.memory_of is not None and (self.is_dynamic or not keeps_lse):
             memory = self.memory_of(self.device)
             if memory is not None:
                 lse = None if keeps_lse else memory.scratch(self.lse_shape)
                 counter = memory.counter() if self.is_dynamic else None
+                if self.lists is not None:
+                    counts, _, full_counts, _ = tensors[place : place + 4]
+                    order = memory.tile_order(counts, full_counts, *self.query_tiles)
         if lse is None:
             lse = self._row_numbers()
         if counter is None and self.is_dynamic:
@@ -127,7 +143,6 @@ class ForwardLaunch:
             counter = torch.zeros(1, dtype=torch.int32, device=self.device)
         max_score = self._row_numbers() if self.wants_max_score else None
         softcap, scale, scalars = numbers
-        place = 4 + self.num_captures
         self.launcher(
             q,
             k,
@@ -137,7 +152,7 @@ class ForwardLaunch:
             max_score,
             None if sink is None else sink.float(),
             counter,
-            None if self.lists is None else (*tensors[place : place + 4], *self.lists),
+            None if self.lists is None else self._lists(tensors[place : place + 4], order),
             (scale, scale * LOG2_E, 1.0 if softcap is None else softcap),
             self.integers,
             # None, not an empty tuple: the launcher has no type for nothing.
@@ -148,6 +163,13 @@ class ForwardLaunch:
             out.copy_(target[..., : out.shape[-1]])
         return out, lse, max_score
 
+    def _lists(self, lists: Sequence[Any], order: Tensor | None) -> tuple[Any, ...]:
+        assert self.lists is not None
+        if order is None:
+            # Never read, but the launcher wants a vector.
+            return (*lists, lists[0][0, 0], 0, *self.lists)
+        return (*lists, order, 1, *self.lists)
+
     def _row_numbers(self) -> Tensor:
         return torch.empty_strided(
             self.lse_shape, self.lse_strides, dtype=torch.float32, device=self.device
@@ -155,9 +177,16 @@ class ForwardLaunch:
 
     def _captures(self, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
         captures = tensors[4 : 4 + self.num_captures]
-        if self.has_plain_captures:
+        if self.has_plain_captures and not any(
+            [p and t.data_ptr() % PAIR_ALIGNMENT for t, p in zip(captures, self.is_paired)]
+        ):
             return tuple(captures)
-        return tuple([_capture(tensor.detach(), self.device) for tensor in captures])
+        return tuple(
+            [
+                _capture(tensor.detach(), self.device, is_paired=is_paired)
+                for tensor, is_paired in zip(captures, self.is_paired, strict=True)
+            ]
+        )
 
 
 def has_plain_captures(problem: AttentionProblem) -> bool:
@@ -168,9 +197,10 @@ def has_plain_captures(problem: AttentionProblem) -> bool:
         and tensor.dtype != torch.bool
         and tensor.numel() > 0
         and tensor.stride(-1) == 1
+        and not (is_paired and tensor.shape[0] % 2)
         for mod in mods
         if mod is not None
-        for tensor in mod.captures
+        for tensor, is_paired in zip(mod.captures, read_in_pairs(mod.graph), strict=True)
     )
 
 
@@ -229,15 +259,24 @@ def _integers(problem: AttentionProblem, num_sms: int) -> tuple[int, int, int, i
     return (band.offset, left, right, min(section, rows), num_sms)
 
 
-def _capture(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a captured tensor as the kernel reads it."""
+def _capture(tensor: Tensor, device: torch.device, *, is_paired: bool) -> Tensor:
+    """Return a captured tensor as the kernel reads it.
+
+    With a unit last stride and, where it is read two elements at a time, aligned for that and with
+    memory for both of the last two.
+    """
     tensor = tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
     if tensor.numel() == 0:
         # A gather from nothing, at positions that nobody sees, reads 0 in the reference too.
         return torch.zeros([1] * tensor.dim(), dtype=tensor.dtype, device=device)
     if tensor.dim() > 0:
-        # The kernel counts on a unit last stride.
-        return tensor if tensor.stride(-1) == 1 else tensor.new_empty(tensor.shape).copy_(tensor)
+        is_readable = tensor.stride(-1) == 1
+        if is_paired:
+            extent = tensor.shape[0]
+            if not is_readable or extent % 2 or tensor.data_ptr() % PAIR_ALIGNMENT:
+                return tensor.new_zeros(extent + extent % 2)[:extent].copy_(tensor)
+            return tensor
+        return tensor if is_readable else tensor.new_empty(tensor.shape).copy_(tensor)
     if tensor.device == device:
         return tensor.reshape(1)
     # One number on the host, as torch's own operations allow. Its value goes along as an argument

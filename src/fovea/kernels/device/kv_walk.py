@@ -16,12 +16,18 @@ from fovea.kernels.device.values import select
 
 
 class BlockListTensors(NamedTuple):
-    """torch's BlockMask lists: (batch, heads, q_blocks[, kv_blocks]), batch and heads real or 1."""
+    """torch's BlockMask lists: (batch, heads, q_blocks[, kv_blocks]), batch and heads real or 1.
+
+    With `has_order`, `mOrder` says which query tile takes the place of the n-th from the last: it
+    puts those with most work first.
+    """
 
     mCount: cute.Tensor
     mIndices: cute.Tensor
     mFullCount: cute.Tensor | None
     mFullIndices: cute.Tensor | None
+    mOrder: cute.Tensor
+    has_order: cutlass.Int32
     block_q: cutlass.Int32
     tiles_per_block: cutlass.Int32  # KV tiles per KV block
 
@@ -56,6 +62,16 @@ def _list_row(
         cutlass.Int32(cutlass.min(batch, lists.mCount.shape[0] - 1)),
         cutlass.Int32(cutlass.min(head, lists.mCount.shape[1] - 1)),
     )
+
+
+@cute.jit
+def reorder(tile: Tile, order: TileOrder, lists: BlockListTensors | None) -> Tile:
+    """Return the query tile that the lists' own order puts in the place of this one."""
+    m_idx = tile.m_idx
+    if cutlass.const_expr(lists is not None):
+        if lists.has_order != 0:
+            m_idx = lists.mOrder[order.num_m_tiles - 1 - m_idx]
+    return Tile(m_idx, tile.head, tile.batch)
 
 
 @cute.jit

@@ -52,6 +52,8 @@ def _arguments(plan: ForwardPlan) -> list[Any]:
         lists = (
             *counts,
             *(full if features.full_lists else (None, None)),
+            _strided(cutlass.Int32, 1),
+            cutlass.Int32(1),
             cutlass.Int32(1),
             cutlass.Int32(1),
         )

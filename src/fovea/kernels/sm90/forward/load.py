@@ -12,7 +12,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
-from fovea.kernels.device.kv_walk import Walk, kv_tile, make_walk, pause_walk, visit_word
+from fovea.kernels.device.kv_walk import (
+    Walk,
+    kv_tile,
+    make_walk,
+    pause_walk,
+    reorder,
+    visit_word,
+)
 from fovea.kernels.device.pipeline import expect_bytes, stage_of, wait_empty
 from fovea.kernels.device.scheduler import decode_tile, num_tiles
 from fovea.kernels.device.values import select
@@ -54,6 +61,7 @@ def run(plan: cutlass.Constexpr, problem: Problem, tma: TmaLoads, shared: Shared
     while use >= 0:
         tile_number, is_redo = _next_work(plan, problem, shared, use, fresh, tile_number)
         tile = decode_tile(cutlass.max(tile_number, 0), problem.order)
+        tile = reorder(tile, problem.order, problem.block_lists)
         walk = make_walk(tile, problem.band, problem.block_lists, plan)
         has_loads = tile_number >= 0
         if cutlass.const_expr(plan.looks_ahead):
