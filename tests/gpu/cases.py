@@ -178,6 +178,7 @@ CASES: tuple[Case, ...] = (
     _case("causal 129 by 7", CAUSAL, **_both(seqlen_q=129, seqlen_kv=7)),
     _case("whole tiles", **_both(seqlen_q=256, seqlen_kv=384)),
     _case("long", **_LONG),
+    _case("long d64", **_LONG_64),
     _case("long whole tiles", **_both(seqlen_q=256, seqlen_kv=2112)),
     _case("long fp16", dtype=FP16, **_LONG),
     _case("long sink", sink, **_LONG),

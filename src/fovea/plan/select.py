@@ -17,7 +17,7 @@ from fovea.tiling.bounds import Band
 
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _TILE_HEAD_DIMS = (64, 128, 256)
-SHORT_SEQLEN = 1024  # keys up to which a call gets the plan for short sequences
+SHORT_SEQLEN = 2048  # keys up to which a call gets the plan for short sequences
 _MAX_SEQLEN = 2**30  # positions and their sums stay in 32 bits
 
 

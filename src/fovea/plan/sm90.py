@@ -20,7 +20,7 @@ ELEMENT_BYTES = 2
 
 # Registers per thread of (producer, consumers) by number of consumer warpgroups: what a CTA gets at
 # launch, moved from the producer, whose TMA loop needs few, to the consumers.
-_REGISTERS = {1: (56, 256), 2: (24, 240), 3: (32, 160)}
+_REGISTERS = {1: (56, 256), 2: (24, 240), 3: (32, 160), 4: (32, 112)}
 # Walking block lists takes the producer more registers than a plain range.
 _REGISTERS_BLOCK_LISTS = {2: (40, 232), 3: (56, 152)}
 WORK_WORDS_LIMIT = 32  # 32-bit words of an announcement, at most
@@ -218,10 +218,12 @@ def _tile_shapes(
         return {**narrow, 64: (128, 128, 2, 2)}
     if features.modifies_score:
         return narrow
+    # The more rows read a K and V tile, the less binds what the L2 cache can deliver, and the better
+    # hide the warpgroups each other's ends.
+    tall = {**narrow, 64: (256, 64, 6, 2), 128: (192, 64, 4, 2)}
     if features.limit_left or features.limit_right:
-        # A diagonal wastes half of each tile that it crosses, all the more of a short sequence.
-        return {**narrow, 64: (128, 128, 2, 2)} if is_short else narrow
-    return {**narrow, 256: (128, 80, 2, 1)} | ({} if is_short else {128: (128, 176, 2, 1)})
+        return tall
+    return {**tall, 256: (128, 80, 2, 1)} | ({} if is_short else {64: (192, 128, 3, 2)})
 
 
 def make_forward_plan(

@@ -31,7 +31,7 @@ from fovea.plan.numerics import LN_2, LOG2_E
 from fovea.plan.roles import WARPGROUP_THREADS
 from fovea.plan.sm90 import WARPGROUP_ROWS, WARPS_PER_WARPGROUP
 
-_STORE_BARRIER = 4  # named barriers 4..6, one per consumer; 1..3 are the turnstile
+_STORE_BARRIER = 8  # named barriers 8.., one per consumer; 1.. are the turnstile
 
 
 class Finish(NamedTuple):
