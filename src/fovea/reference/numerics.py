@@ -16,6 +16,7 @@ from fovea.plan.numerics import (
     EXP2_LOWEST,
     LN_2,
     LOG2_E,
+    OPTIMISTIC_SUM_LEAST,
     OPTIMISTIC_SUM_LIMIT,
     RESCALE_THRESHOLD_LOG2,
 )
@@ -28,8 +29,8 @@ class ReferenceRule(Enum):
     """How a row's reference moves from tile to tile.
 
     RUNNING: to the running maximum, with `RESCALE_THRESHOLD_LOG2` of delay.
-    OPTIMISTIC: likewise in tiles with hidden pairs; a tile without any leaves a reference alone
-        that exists. Rows that came near overflow are redone with RUNNING (bfloat16 kernels).
+    OPTIMISTIC: to the maximum of the row's first tile, and never again. Rows that came near
+        overflow or underflow are redone with RUNNING (bfloat16 kernels).
     """
 
     RUNNING = "running"
@@ -75,26 +76,27 @@ def updated_reference(
     return torch.where(keeps, reference, maximum)
 
 
-def optimistic_reference(reference: Tensor, tile_maximum: Tensor) -> Tensor:
-    """Return the reference of a tile without hidden pairs: the old one wherever there is one.
+def optimistic_reference(reference: Tensor) -> Tensor:
+    """Return the reference of all tiles after the first: that one's, or 0 where it showed nothing.
 
     Units:
-        natural; -inf where nothing was seen yet.
+        natural; -inf where nothing was seen.
     """
-    return torch.where(reference == -torch.inf, tile_maximum, reference)
+    return finite_reference(reference)
 
 
-def fits_optimistically(row_sum: Tensor, acc: Tensor) -> Tensor:
-    """Return which rows stayed far enough from overflow under the optimistic reference.
+def fits_optimistically(row_sum: Tensor, acc: Tensor, maximum: Tensor) -> Tensor:
+    """Return which rows stayed inside the range of their numbers under the optimistic reference.
 
-    Underflow is no danger: the reference is one of the row's own scores, so the largest term of
-    the sum is at least 1. NaN does not fit, so it is redone and comes out as NaN again.
+    A row whose reference is one of its own scores has a term of 1; one that saw nothing in its
+    first tile may sum to next to nothing. NaN does not fit: it is redone and is NaN again.
 
     Shapes:
-        row_sum (..., 1), acc (..., head_dim_v); result (..., 1) bool.
+        row_sum, maximum (..., 1), acc (..., head_dim_v); result (..., 1) bool.
     """
     is_finite = acc.isfinite().all(dim=-1, keepdim=True)
-    return (row_sum < OPTIMISTIC_SUM_LIMIT) & is_finite
+    vanishes = (row_sum < OPTIMISTIC_SUM_LEAST) & (maximum > -torch.inf)
+    return (row_sum < OPTIMISTIC_SUM_LIMIT) & is_finite & ~vanishes
 
 
 def exp_relative_(scores: Tensor, reference: Tensor) -> Tensor:

@@ -149,6 +149,7 @@ class PieceForward:
             reference=nothing,
             maximum=nothing,
         )
+        is_first = True
         for tile, hidden in self.visibility.tiles(begin, end, self.tile_n):
             if tiles is not None and tile.kv_begin // self.tile_n not in tiles:
                 continue
@@ -157,13 +158,14 @@ class PieceForward:
             scores = self.scores.apply(raw.view(*stats_shape[:3], -1), tile, hidden).final
             if hidden is not None:
                 scores = scores.masked_fill(hidden, -torch.inf)
-            keeps_reference = rule is ReferenceRule.OPTIMISTIC and hidden is None
+            keeps_reference = rule is ReferenceRule.OPTIMISTIC and not is_first
             state = self._step(state, scores, self.v[:, keys], keeps_reference=keeps_reference)
+            is_first = False
         return state
 
     def _redone(self, state: RowState, begin: int, end: int) -> RowState:
         """Return the state with the running maximum's result in rows that nearly overflowed."""
-        fits = fits_optimistically(state.row_sum, state.acc)
+        fits = fits_optimistically(state.row_sum, state.acc, state.maximum)
         if bool(fits.all()):
             return state
         redone = self.rows(begin, end, ReferenceRule.RUNNING)
@@ -175,7 +177,7 @@ class PieceForward:
         """Return the state after one more tile."""
         tile_maximum = scores.amax(dim=-1, keepdim=True)
         if keeps_reference:
-            reference = optimistic_reference(state.reference, tile_maximum)
+            reference = optimistic_reference(state.reference)
         else:
             reference = updated_reference(state.reference, tile_maximum)
         finite = finite_reference(reference)
@@ -201,7 +203,7 @@ def finished(state: RowState, sink: Tensor | None) -> tuple[Tensor, Tensor]:
         sink: (1, heads_q, 1, 1), natural units; out (batch, heads_q, M, head_dim_v), lse (..., 1).
     """
     acc, row_sum, reference = state.acc, state.row_sum, state.reference
-    is_dead = reference == -torch.inf
+    is_dead = state.maximum == -torch.inf
     if sink is not None:
         joined = torch.maximum(reference, sink)
         finite = finite_reference(joined)
