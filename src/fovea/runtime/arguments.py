@@ -262,19 +262,21 @@ def _integers(problem: AttentionProblem, num_sms: int) -> tuple[int, int, int, i
 def _capture(tensor: Tensor, device: torch.device, *, is_paired: bool) -> Tensor:
     """Return a captured tensor as the kernel reads it.
 
-    With a unit last stride and, where it is read two elements at a time, aligned for that and with
-    memory for both of the last two.
+    With a unit last stride and, where it is read two elements at a time, aligned for that and of an
+    even extent: the element past the end is for positions that nobody sees.
     """
     tensor = tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
     if tensor.numel() == 0:
         # A gather from nothing, at positions that nobody sees, reads 0 in the reference too.
-        return torch.zeros([1] * tensor.dim(), dtype=tensor.dtype, device=device)
+        return torch.zeros([2] * tensor.dim(), dtype=tensor.dtype, device=device)
     if tensor.dim() > 0:
         is_readable = tensor.stride(-1) == 1
         if is_paired:
             extent = tensor.shape[0]
             if not is_readable or extent % 2 or tensor.data_ptr() % PAIR_ALIGNMENT:
-                return tensor.new_zeros(extent + extent % 2)[:extent].copy_(tensor)
+                padded = tensor.new_zeros(extent + extent % 2)
+                padded[:extent].copy_(tensor)
+                return padded
             return tensor
         return tensor if is_readable else tensor.new_empty(tensor.shape).copy_(tensor)
     if tensor.device == device:

@@ -16,7 +16,7 @@ from fovea.kernels.device.mod_affine import Affine, add, scale, subtract, times,
 from fovea.kernels.device.mod_operations import OPERATIONS, cast, wrap
 from fovea.kernels.device.values import select
 from fovea.mods.graph import COMPARISONS, Graph, Node
-from fovea.plan.captures import is_by_key
+from fovea.plan.captures import is_pair, may_be_negative
 from fovea.plan.features import ForwardFeatures
 from fovea.plan.integers import EXACT_FLOAT_MAX, INT32_MAX, integer_bounds, narrow_nodes
 
@@ -106,7 +106,7 @@ class ModEvaluator:
     def prefetch(self, pair: tuple[Position, Position]) -> None:
         """Load what depends on the key alone, for two neighbouring columns and both rows."""
         for node_idx in self._loads(lambda depends: depends == {"kv_idx"}):
-            if is_by_key(self._graph, node_idx):
+            if is_pair(self._graph, node_idx):
                 node = self._nodes[node_idx]
                 capture = self._arguments.captures[node.attrs[0]]
                 values = _load_pair(capture, pair[0].kv_idx, node.dtype)
@@ -308,18 +308,9 @@ class ModEvaluator:
                 return compared
         operands = [self._value(arg, position, score, axes, local) for arg in node.args]
         if node.op == "load":
-            may_wrap = [self._may_be_negative(arg) for arg in node.args]
+            may_wrap = [may_be_negative(self._graph, arg) for arg in node.args]
             return _load(self._arguments.captures[node.attrs[0]], operands, may_wrap, node.dtype)
         return wrap(OPERATIONS[node.op](node, *operands), node.dtype)
-
-    def _may_be_negative(self, node_idx: int) -> bool:
-        """Return whether an index needs Python's wrap-around; positions and constants do not."""
-        node = self._nodes[node_idx]
-        if node.op == "cast":
-            return self._may_be_negative(node.args[0])
-        if node.op == "const":
-            return node.attrs[0] < 0
-        return node.op not in ("b", "h", "q_idx", "kv_idx", "axis")
 
     def _reduce(
         self,
@@ -394,8 +385,7 @@ def _load_pair(capture: cute.Tensor, index: cutlass.Int32, dtype: str) -> tuple[
 
     Past the end the last pair is read, for positions that nobody sees.
     """
-    last_pair = ((capture.shape[0] + 1) // 2 - 1) * 2
-    start = cutlass.max(cutlass.min(index, last_pair), 0)
+    start = cutlass.max(cutlass.min(index, capture.shape[0] - 2), 0)
     pair_bytes = 2 * (capture.element_type.width // 8)
     pointer = (capture.iterator + start).align(pair_bytes)
     pair = cute.make_tensor(pointer, cute.make_layout(2)).load()
