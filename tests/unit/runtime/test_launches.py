@@ -269,7 +269,7 @@ def test_number_on_the_host_goes_along_without_a_copy_from_host_memory(number):
             return func(*args, **(kwargs or {}))
 
     with Spy():
-        found = arguments._capture(number, torch.device("meta"))
+        found = arguments._capture(number, torch.device("meta"), is_paired=False)
     assert found.is_meta
     assert found.shape == (1,)
     assert not any("copy" in name for name, _ in calls)
@@ -325,3 +325,75 @@ def test_block_mask_that_shrinks_in_place_is_found_before_a_launch(launched):
     with pytest.raises(ValueError, match="block_mask"):
         fovea.attention(q, k, v, block_mask=mask)
     assert len(launched) == 2
+
+
+# --------------------------------------------------------------------------- what kernels count on
+
+
+def captures_of_launch(launched, **keywords):
+    q, k, v = tensors(seqlen=64)
+    fovea.attention(q, k, v, **keywords)
+    return launched[-1][NAMES.index("captures")]
+
+
+@pytest.mark.parametrize(("extent", "first"), [(64, 0), (65, 0), (64, 1), (71, 3)])
+def test_vector_read_by_key_is_aligned_and_of_even_extent(extent, first, launched):
+    table = torch.arange(100, dtype=torch.int32)[first : first + extent]
+    (given,) = captures_of_launch(launched, score_mod=lambda s, b, h, i, j: s + table[j])
+    assert given.data_ptr() % 16 == 0
+    assert given.shape[0] % 2 == 0
+    assert torch.equal(given[:extent], table)
+    is_fit = extent % 2 == 0 and table.data_ptr() % 16 == 0
+    assert (given.data_ptr() == table.data_ptr()) == is_fit
+
+
+def test_vector_that_moves_between_calls_is_aligned_again(launched):
+    whole = torch.arange(100, dtype=torch.int32)
+    for first in (0, 0, 1, 4, 2):
+        table = whole[first : first + 64]
+        given = captures_of_launch(launched, score_mod=lambda s, b, h, i, j: s + table[j])[0]
+        assert given.data_ptr() % 16 == 0
+        assert torch.equal(given, table)
+
+
+@pytest.mark.parametrize("make", [lambda t: t.T, lambda t: t[:, ::2], lambda t: t[:, :1]])
+def test_capture_has_a_unit_last_stride(make, launched):
+    table = make(torch.arange(128.0 * 128).view(128, 128))
+    mod = lambda s, b, h, i, j: s + table[i % table.shape[0], j % table.shape[1]]  # noqa: E731
+    (given,) = captures_of_launch(launched, score_mod=mod)
+    assert given.stride(-1) == 1
+    assert torch.equal(given, table)
+
+
+def masks_of_unequal_rows():
+    """Return masks whose rows of blocks differ in work, the last with one list for two heads."""
+    lengths = torch.tensor([3, 900, 40, 200, 640, 1, 512, 77])
+
+    def mask_mod(b, h, i, j):
+        return j < lengths[(i // 128 + h) % 8]
+
+    return [fovea.create_block_mask(mask_mod, 1, heads, 1000, 1000, "cpu") for heads in (1, 4)]
+
+
+@pytest.mark.parametrize("mask", masks_of_unequal_rows(), ids=["one head", "four heads"])
+def test_query_tiles_of_lists_come_by_falling_work(mask, launched):
+    q, k, v = tensors(seqlen=1000)
+    for _ in range(2):
+        fovea.attention(q, k, v, block_mask=mask)
+    order, has_order = launched[-1][NAMES.index("lists")][4:6]
+    assert has_order == 1
+    assert order.dtype == torch.int32
+    work = (mask.kv_num_blocks + mask.full_kv_num_blocks).sum((0, 1))
+    assert torch.equal(order.sort().values, torch.arange(8, dtype=torch.int32))
+    assert bool((work[order.long()].diff() <= 0).all())
+
+
+def test_order_of_query_tiles_is_kept_with_its_mask_alone():
+    memory = stream_memory.StreamMemory(torch.device("cpu"))
+    for rows in range(1, 3 * stream_memory._ORDERS):
+        counts = torch.arange(rows, dtype=torch.int32).view(1, 1, rows)
+        order = memory.tile_order(counts, None, 2, 2 * rows - 1)
+        assert order is memory.tile_order(counts, None, 2, 2 * rows - 1)
+        expected = [2 * row + half for row in reversed(range(rows)) for half in (0, 1)]
+        assert order.tolist() == [tile for tile in expected if tile < 2 * rows - 1]
+    assert len(memory._orders) <= stream_memory._ORDERS
