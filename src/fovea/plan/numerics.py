@@ -25,6 +25,6 @@ REFERENCE_TILE_N = 128
 # The optimistic reference (bfloat16 kernels): a row is redone with the running maximum when its sum
 # of exponentials is not below this, or an element of its output is not finite. No single P can then
 # have come near the bfloat16 limit of 2^128. Nor may the sum be less than the second number, which
-# keeps the largest term of 2^40 keys, and what is 2^-22 of it, above the least normal number 2^-126.
+# keeps the largest of 2^40 terms, and what is 2^-22 of it, above the least normal number 2^-126.
 OPTIMISTIC_SUM_LIMIT = 2.0**100
 OPTIMISTIC_SUM_LEAST = 2.0**-64

@@ -218,8 +218,8 @@ def _tile_shapes(
         return {**narrow, 64: (128, 128, 2, 2)}
     if features.modifies_score:
         return narrow
-    # The more rows read a K and V tile, the less binds what the L2 cache can deliver, and the better
-    # hide the warpgroups each other's ends.
+    # The more rows read a K and V tile, the less binds what the L2 cache can deliver, and the
+    # better do the warpgroups hide each other's ends.
     tall = {**narrow, 64: (256, 64, 6, 2), 128: (192, 64, 4, 2)}
     if features.limit_left or features.limit_right:
         return tall

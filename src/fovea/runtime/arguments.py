@@ -49,13 +49,13 @@ class ForwardLaunch:
         "is_paired",
         "launcher",
         "lists",
-        "query_tiles",
         "lse_shape",
         "lse_strides",
         "memory_of",
         "num_captures",
         "out_shape",
         "out_strides",
+        "query_tiles",
         "takes_as_is",
         "wants_max_score",
     )
@@ -178,7 +178,8 @@ class ForwardLaunch:
     def _captures(self, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
         captures = tensors[4 : 4 + self.num_captures]
         if self.has_plain_captures and not any(
-            [p and t.data_ptr() % PAIR_ALIGNMENT for t, p in zip(captures, self.is_paired)]
+            is_paired and tensor.data_ptr() % PAIR_ALIGNMENT
+            for tensor, is_paired in zip(captures, self.is_paired, strict=True)
         ):
             return tuple(captures)
         return tuple(

@@ -1,8 +1,9 @@
 """Small device memory that launches of one stream take turns with, in place of an allocation each.
 
 Lives here: zeroed counters, each used once, memory for results that nobody asked for, and the order
-of a block mask's query tiles. Not here: the launches (`cuda.py`). Invariant: only launches in the order of one stream share memory, and none
-that a CUDA graph records: a graph may be replayed on any stream, and after this memory is gone.
+of a block mask's query tiles. Not here: the launches (`cuda.py`). Invariant: only launches in the
+order of one stream share memory, and none that a CUDA graph records: a graph may be replayed on any
+stream, and after this memory is gone.
 """
 
 from typing import Any, cast
@@ -55,7 +56,6 @@ class StreamMemory:
                 self._scratch.clear()
             self._scratch[shape] = found
         return found
-
 
     def tile_order(
         self, counts: Tensor, full_counts: Tensor | None, tiles_per_block: int, num_tiles: int

@@ -349,9 +349,13 @@ def test_vector_read_by_key_is_aligned_and_of_even_extent(extent, first, launche
 
 def test_vector_that_moves_between_calls_is_aligned_again(launched):
     whole = torch.arange(100, dtype=torch.int32)
+
+    def adding(table):
+        return lambda s, b, h, i, j: s + table[j]
+
     for first in (0, 0, 1, 4, 2):
         table = whole[first : first + 64]
-        given = captures_of_launch(launched, score_mod=lambda s, b, h, i, j: s + table[j])[0]
+        (given,) = captures_of_launch(launched, score_mod=adding(table))
         assert given.data_ptr() % 16 == 0
         assert torch.equal(given, table)
 

@@ -361,9 +361,7 @@ def _dependences(graph: Graph) -> list[frozenset[Any]]:
     return result
 
 
-def _load(
-    capture: cute.Tensor, indices: list[Value], may_wrap: list[bool], dtype: str
-) -> Value:
+def _load(capture: cute.Tensor, indices: list[Value], may_wrap: list[bool], dtype: str) -> Value:
     """Return an element of a captured tensor.
 
     A negative index wraps as in torch. An index out of range is clamped: it is an error at a

@@ -23,7 +23,6 @@ from fovea.kernels.device.softmax import (
     register_idx,
     row_in_warpgroup,
 )
-from fovea.kernels.device.values import select
 from fovea.plan.numerics import LOG2_E
 
 # Captured values that may wait in registers for S; more would spill.

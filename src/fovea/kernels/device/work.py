@@ -39,9 +39,9 @@ class WorkRing(NamedTuple):
 class Work(NamedTuple):
     """One announcement.
 
-    `tile_number` is STOP when the CTA is done, PAUSE when that is not yet certain. `is_redo` is 0, or 1 + the slot whose flags say
-    which rows to write. The walk comes ready made: its divisions and look-ups cost the producer,
-    which runs ahead, and not the tensor cores.
+    `tile_number` is STOP when the CTA is done, PAUSE when that is not yet certain. `is_redo` is 0,
+    or 1 + the slot whose flags say which rows to write. The walk comes ready made: its divisions
+    and look-ups cost the producer, which runs ahead, and not the tensor cores.
     """
 
     tile_number: cutlass.Int32
