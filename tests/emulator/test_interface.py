@@ -80,6 +80,14 @@ def test_waits_are_counted_by_barrier():
         assert any(key.startswith("waited_steps.mbarrier at shared") for key in waited)
 
 
+@pytest.mark.parametrize(("name", "wait"), [(WGMMA, "wgmma"), (BULK, "mbarrier at")])
+def test_waits_for_asynchronous_work_have_names(name, wait):
+    results = [launch(name, seed=seed, async_delay="late") for seed in range(3)]
+    waited = {key for result in results for key in result.counters if key.startswith("waited")}
+    assert any(key.startswith(f"waited_steps.{wait}") for key in waited)
+    assert "waited_steps.other" not in waited
+
+
 @pytest.mark.parametrize("name", [WGMMA, TCGEN05, "tcgen05/pair_of_CTAs_256_rows"])
 def test_trace_is_a_well_formed_timeline_of_every_warp(name, tmp_path):
     result = launch(name, trace=True)

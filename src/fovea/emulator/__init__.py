@@ -24,6 +24,8 @@ from fovea.emulator.options import Options
 from fovea.errors import missing_package
 
 try:
+    from fovea.emulator.layout.tensor_map import encode_tensor_map, make_tensor_map
+    from fovea.emulator.machine.memory import GlobalMemory
     from fovea.emulator.run import Module, Result, load_ptx
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "numpy":
@@ -36,6 +38,7 @@ __all__ = [
     "DeadlockError",
     "EmulatorError",
     "Fault",
+    "GlobalMemory",
     "IllegalOperand",
     "LaunchError",
     "Misaligned",
@@ -49,8 +52,10 @@ __all__ = [
     "Trap",
     "UninitialisedRead",
     "UnsupportedForm",
+    "encode_tensor_map",
     "load_launcher",
     "load_ptx",
+    "make_tensor_map",
 ]
 
 

@@ -9,17 +9,16 @@ accesses promises, so an order may be seen where none is, never the reverse.
 Lives here: the stamps, the shadow of one allocation, the report. Not here: shared and tensor
 memory (`races.py`), which accesses are strong (`isa/load_store.py`). Not modelled: a write that
 overtakes an earlier read, and accesses that atomics, reductions or strong stores make. Invariant:
-an access that meets a write of equal bytes is no report; the words are not watched after it.
+a write that leaves the bytes of a word as they are is no report; the word is not watched after it.
 """
 
-from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fovea.emulator.errors import RaceError
-from fovea.emulator.races import ALL_BYTES, Access
+from fovea.emulator.races import ALL_BYTES, Access, Changed
 
 Array = NDArray[Any]
 
@@ -89,7 +88,7 @@ class GlobalShadow:
         cells: Any,
         access: Access,
         byte_mask: Any = ALL_BYTES,
-        is_unchanged: Callable[[], bool] = lambda: False,
+        changed: Changed | None = None,
     ) -> None:
         """Check and note a write of words that is about to happen.
 
@@ -97,7 +96,7 @@ class GlobalShadow:
             cells: the words.
             access: who writes.
             byte_mask: which bytes of each word.
-            is_unchanged: returns whether the bytes are there already.
+            changed: tells which words will have other bytes than now (None: all).
 
         Raises:
             RaceError: the last write is not ordered before it and left other bytes.
@@ -109,10 +108,9 @@ class GlobalShadow:
             self.is_active = True
         late = self._late(cells, access, byte_mask)
         if late is not None:
-            if is_unchanged():
-                self._rows[cells] = 0
-                return
-            self._report(cells, late, access, "write")
+            conflicts = late & changed() if changed is not None else late
+            if conflicts.any():
+                self._report(cells, conflicts, access, "write")
         instruction = access.instruction
         self._races.instructions[instruction.index] = instruction
         cluster = access.warp.cta.cluster.number + 1
@@ -120,6 +118,8 @@ class GlobalShadow:
         self._rows[cells] = row
         if not isinstance(byte_mask, int):
             self._rows[cells, _BYTES] = byte_mask
+        if late is not None:
+            self._rows[np.r_[cells][late]] = 0
 
     def _late(self, cells: Any, access: Access, byte_mask: Any) -> Array | None:
         """Return which words were last written by somebody the access does not know of."""

@@ -42,6 +42,17 @@ class Options:
     exact_mma: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("seed", "max_segments", "num_sms", "max_steps"):
+            value = getattr(self, name)
+            if name == "max_steps" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int):
+                wanted = "an int or None" if name == "max_steps" else "an int"
+                raise TypeError(f"{name}={value!r} must be {wanted}, got {type(value).__name__}")
+        for name in ("detect_races", "detect_uninitialised", "trace", "exact_mma"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise TypeError(f"{name}={value!r} must be True or False")
         if self.async_delay not in ("random", "eager", "late"):
             raise ValueError(
                 f"async_delay={self.async_delay!r} is not one of 'random', 'eager', 'late'"

@@ -10,11 +10,16 @@ Proxies: `seen` covers everything observed; `fenced` covers only generic writes 
 by `fenced` for earlier generic writes, by `seen` for everything else (a generic read before an
 async write needs no proxy fence: the arrival that frees the stage orders it).
 
+A generic write that leaves the bytes of a cell as they are conflicts with no generic access: the
+cell then has several writers of equal bytes. A reader must know of one of them, a writer of other
+bytes of all.
+
 Lives here: clocks, shadow, the judgement. Not here: which instruction joins what (`isa/barrier`,
 `machine/barrier`, `async_engine`), global memory (`global_races.py`). Invariant: with detection
 off every call returns at once.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -26,6 +31,8 @@ from fovea.emulator.errors import RaceError
 Array = NDArray[Any]
 
 ALL_BYTES = 15  # the mask of a whole cell of shared memory
+Changed = Callable[[], Array]  # tells which of the cells a write is about to change
+Writer = tuple[int, int, int]  # agent, its time, note
 
 
 class Clock:
@@ -118,8 +125,8 @@ class Shadow:
 
     is_active = True
 
-    __slots__ = ("_bytes", "_columns", "_read_bytes", "_readers", "notes", "reads",
-                 "write_agent", "write_note", "write_tick")  # fmt: skip
+    __slots__ = ("_bytes", "_columns", "_equal", "_no_proxy", "_read_bytes", "_readers", "notes",
+                 "reads", "write_agent", "write_note", "write_tick")  # fmt: skip
 
     def __init__(self, cells: int, notes: "AccessNotes"):
         # one column for each agent that has read here: most channels never read
@@ -131,6 +138,8 @@ class Shadow:
         self.write_tick = np.zeros(cells, np.int32)
         self.write_note = np.full(cells, -1, np.int32)
         self._bytes = np.zeros(cells, np.uint8)
+        self._equal: dict[int, list[Writer]] = {}  # earlier writers of the bytes that are there
+        self._no_proxy: dict[int, int] = {}  # cell -> time of a write that belongs to no proxy
         self.notes = notes
 
     def on_read(self, cells: Any, access: Access, byte_mask: Any = 15) -> None:
@@ -152,20 +161,22 @@ class Shadow:
         if self._read_bytes is not None:
             self._read_bytes[cells, column] = byte_mask
 
-    def on_write(self, cells: Any, access: Access, byte_mask: Any = 15) -> None:
-        """Check a write of `cells` and note it.
+    def on_write(
+        self, cells: Any, access: Access, byte_mask: Any = 15, changed: Changed | None = None
+    ) -> None:
+        """Check a write of `cells` and note it; `changed` is asked before memory changes.
 
         Raises:
             RaceError: an earlier read or write of a cell is not ordered before this write.
         """
         if access.is_strong:
             return
-        self._judge_write(cells, access, byte_mask, "write")
+        self._judge_write(cells, access, byte_mask, "write", changed)
         if len(self._readers):
             times = self.reads[cells]
             late = times > access.clock.seen[self._readers]
             if late.any():
-                self._judge_reads(cells, times, late, access, byte_mask)
+                self._judge_reads(cells, times, late, access, byte_mask, changed)
         self.write_agent[cells] = access.agent
         self.write_tick[cells] = access.time
         self.write_note[cells] = self.notes.note(access)
@@ -175,6 +186,14 @@ class Shadow:
         """Return who wrote a cell last ("" if nobody)."""
         note = int(self.write_note[cell])
         return self.notes.text(note) if note >= 0 else ""
+
+    def leave_proxies(self, cell: int) -> None:
+        """Say that the last write of a cell was made through no proxy: seeing it is enough."""
+        self._no_proxy[cell] = int(self.write_tick[cell])
+
+    def place(self, cell: int) -> tuple[int, str]:
+        """Return (address, space) of a cell, for reports."""
+        return 4 * cell, "shared"
 
     def _add_column(self, agent: int) -> int:
         column = self._columns[agent] = len(self._readers)
@@ -187,17 +206,32 @@ class Shadow:
         return column
 
     def _judge_reads(
-        self, cells: Any, times: Array, late: Array, access: Access, byte_mask: Any
+        self,
+        cells: Any,
+        times: Array,
+        late: Array,
+        access: Access,
+        byte_mask: Any,
+        changed: Changed | None,
     ) -> None:
         column = self._columns.get(access.agent)
         if column is not None:
             late[..., column] &= times[..., column] != access.time
         if self._read_bytes is not None:
             late &= self._read_bytes[cells] & np.asarray(byte_mask)[..., None] != 0
+        if changed is not None and late.any():
+            late[:, self.notes.is_generic[self._readers]] &= changed()[:, None]
         if late.any():
             self._report_read(cells, late, access)
 
-    def _judge_write(self, cells: Any, access: Access, byte_mask: Any, what: str) -> None:
+    def _judge_write(
+        self,
+        cells: Any,
+        access: Access,
+        byte_mask: Any,
+        what: str,
+        changed: Changed | None = None,
+    ) -> None:
         agents, ticks = self.write_agent[cells], self.write_tick[cells]
         clock = access.clock
         if access.is_async:
@@ -205,11 +239,20 @@ class Shadow:
             known = np.where(self.notes.is_generic, clock.fenced, clock.seen)
         else:
             known = clock.seen
+        if self._equal and what == "write":
+            self._meet_equal(cells, access, known, changed)
         late = ticks > known[agents]
         if not late.any():
             return
         late &= (agents != access.agent) | (ticks != access.time)
         late &= (self._bytes[cells] & byte_mask) != 0
+        if late.any():
+            if what == "read":
+                self._forgive_read(cells, late, access, known)
+            elif changed is None:
+                self._forgive_read(cells, late, access, None)
+            else:
+                self._forgive_write(cells, late, byte_mask, changed())
         if not late.any():
             return
         position = int(np.argmax(late))
@@ -222,6 +265,59 @@ class Shadow:
         elif not access.is_async and not self.notes.is_generic[agent]:
             rule = "asynchronous work was not waited for (mbarrier phase, wait_group or wait::ld)"
         self._raise(what, "write", access, note, rule, self._cell_of(cells, position))
+
+    def _forgive_read(self, cells: Any, late: Array, access: Access, known: Array | None) -> None:
+        """Take out of `late` what needs no proxy fence, and equal bytes of a `known` writer."""
+        if not self._equal and not self._no_proxy:
+            return
+        positions: list[int] = np.flatnonzero(late).tolist()
+        for position in positions:
+            cell = self._cell_of(cells, position)
+            agent, tick = int(self.write_agent[cell]), int(self.write_tick[cell])
+            is_seen = self._no_proxy.get(cell) == tick <= access.clock.seen[agent]
+            if known is not None:
+                writers = self._equal.get(cell, ())
+                is_seen = is_seen or any(time <= known[other] for other, time, _ in writers)
+            if is_seen:
+                late[position] = False
+
+    def _forgive_write(self, cells: Any, late: Array, byte_mask: Any, changed: Array) -> None:
+        """Take out of `late` where a generic write left these bytes; keep those that did."""
+        masks = np.broadcast_to(byte_mask, late.shape)
+        positions: list[int] = np.flatnonzero(late & ~changed).tolist()
+        for position in positions:
+            cell = self._cell_of(cells, position)
+            agent = int(self.write_agent[cell])
+            if not self.notes.is_generic[agent]:
+                continue
+            late[position] = False
+            writer = (agent, int(self.write_tick[cell]), int(self.write_note[cell]))
+            writers = self._equal.setdefault(cell, [])
+            if self._bytes[cell] == masks[position] and writer not in writers:
+                writers.append(writer)
+
+    def _meet_equal(
+        self, cells: Any, access: Access, known: Array, changed: Changed | None
+    ) -> None:
+        """Check a write against all writers of the bytes that are there, not the last alone."""
+        if isinstance(cells, slice):
+            place = cast(Any, cells)
+            met = [cell for cell in self._equal if place.start <= cell < place.stop]
+        else:
+            met = sorted(set(np.ravel(cells).tolist()) & self._equal.keys())
+        for cell in met:
+            late = [
+                (agent, time, note)
+                for agent, time, note in self._equal[cell]
+                if agent != access.agent and time > known[agent]
+            ]
+            if not late:
+                del self._equal[cell]
+            elif changed is not None and not changed()[np.ravel(cells) == cell].any():
+                self._equal[cell] = late
+            else:
+                rule = "the two accesses are not ordered by a barrier, phase or wait"
+                self._raise("write", "write", access, late[0][2], rule, cell)
 
     def _report_read(self, cells: Any, late: Array, access: Access) -> None:
         flat = late.reshape(-1, len(self._readers))
@@ -241,9 +337,10 @@ class Shadow:
         self, what: str, earlier: str, access: Access, note: int, rule: str, cell: int
     ) -> None:
         other = self.notes.text(note)
+        address, space = self.place(cell)
         raise RaceError(
             f"race: {what} by {access.describe()} conflicts with a {earlier} by {other}; {rule}",
-            access.warp.where(access.instruction, address=cell, space="cell"),
+            access.warp.where(access.instruction, address=address, space=space),
             other,
             rule,
             other if earlier == "write" else "",

@@ -10,13 +10,14 @@ import math
 import operator
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from fovea.emulator.errors import LaunchError
+from fovea.emulator.host_arguments import device_array
 from fovea.emulator.isa.instruction import Array
 from fovea.emulator.machine.grid import Machine, check_geometry
 from fovea.emulator.machine.memory import CONST_WINDOW, GlobalMemory, Segment
@@ -32,7 +33,7 @@ SHARED_LIMIT = {"sm_80": 163, "sm_86": 99, "sm_87": 163, "sm_89": 99, "sm_120": 
 SHARED_LIMIT_DEFAULT = 227  # KiB: sm_90, sm_100 and relatives (CUDA guide, compute capabilities)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Result:
     """What a launch did, besides the stores in the caller's arrays.
 
@@ -51,10 +52,18 @@ class Result:
     counters: Mapping[str, int]
     counters_by_warp: Mapping[tuple[tuple[int, int, int], int], Mapping[str, int]]
     steps: int
-    lines: frozenset[int] = field(default=frozenset(), repr=False)
+    lines: frozenset[int] = frozenset()
     printed: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    trace: Trace | None = field(default=None, repr=False)
+    trace: Trace | None = None
+
+    def __repr__(self) -> str:
+        """Return name and sizes: the counters of a launch fill pages."""
+        parts = [f"kernel={self.kernel!r}", f"steps={self.steps}"]
+        parts += [f"<{len(self.counters)} counters of {len(self.counters_by_warp)} warps>"]
+        parts += [f"<{len(self.printed)} lines printed>"] if self.printed else []
+        parts += [f"warnings={self.warnings!r}"] if self.warnings else []
+        return f"Result({', '.join(parts)})"
 
     def write_trace(self, path: str | Path) -> None:
         """Write the launch as Perfetto JSON (needs `Options(trace=True)`)."""
@@ -107,8 +116,9 @@ class Module:
             grid: CTAs along x, y, z (or just x).
             block: threads along x, y, z.
             cluster: CTAs of a cluster along x, y, z.
-            args: one value per parameter: an array (its address is passed, its bytes become
-                accessible), an int or float, a numpy scalar, or `bytes` of the parameter's size.
+            args: one value per parameter: a numpy array or CPU tensor (its address is passed,
+                its bytes become accessible), an int or float, a numpy scalar, or `bytes` of the
+                parameter's size.
             shared_bytes: dynamic shared memory.
             options: see `Options`.
             memory: further memory that pointers inside `bytes` parameters lead to.
@@ -118,7 +128,12 @@ class Module:
             PtxError: an instruction is wrong or not implemented.
             Fault: the kernel did something wrong.
         """
-        options = options or Options()
+        options = Options() if options is None else options
+        if not isinstance(options, Options):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise LaunchError(
+                f"options={options!r} must be an emulator.Options, got {type(options).__name__}; "
+                "write options=emulator.Options(seed=1)"
+            )
         found = self._layout.kernel(kernel, options.tensor_load_wait)
         grid_shape, block_shape = _three("grid", grid), _three("block", block)
         cluster_shape = _three("cluster", cluster)
@@ -240,6 +255,8 @@ def _argument_bytes(position: int, parameter: Parameter, value: Any, memory: Glo
         if len(value) != parameter.size:
             raise LaunchError(f"{label} has {len(value)} bytes, the parameter has {parameter.size}")
         return bytes(value)
+    if hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray | np.generic):
+        value = _tensor_address(label, value, memory)
     if isinstance(value, np.ndarray) and cast(Array, value).ndim:
         array = cast(Array, value)
         if not array.flags.c_contiguous:
@@ -249,14 +266,20 @@ def _argument_bytes(position: int, parameter: Parameter, value: Any, memory: Glo
         raise LaunchError(
             f"{label} is a parameter of {parameter.size} bytes: pass bytes of that size"
         )
-    if isinstance(value, np.generic | np.ndarray):  # an array here has no dimensions
-        raw = cast(Array, value).tobytes()
-        if len(raw) == parameter.size:
-            return raw
-        value = cast(Any, value).item()
     dtype = numpy_dtype(parameter.type)
+    if isinstance(value, np.generic | np.ndarray):  # an array here has no dimensions
+        given = cast(Array, value)
+        is_same_kind = (given.dtype.kind == "f") == (dtype.kind == "f")
+        if given.nbytes == parameter.size and (is_same_kind or parameter.type[0] == "b"):
+            return given.tobytes()
+        value = given.item()
     if dtype.kind == "f" and isinstance(value, int | float):
         return np.array(value, dtype).tobytes()
+    if isinstance(value, float) and parameter.type[0] in "us":
+        raise LaunchError(
+            f"{label}={value} is a float, the parameter is .{parameter.type}: pass int({value}), "
+            f"or np.float{8 * parameter.size}({value}).tobytes() if its bits are meant"
+        )
     if isinstance(value, float) and parameter.size in (4, 8):
         return struct.pack("<f" if parameter.size == 4 else "<d", value)
     if isinstance(value, int):
@@ -265,5 +288,25 @@ def _argument_bytes(position: int, parameter: Parameter, value: Any, memory: Glo
             raise LaunchError(f"{label}={value} does not fit the parameter's {bits} bits")
         return (value & ((1 << bits) - 1)).to_bytes(parameter.size, "little")
     raise LaunchError(
-        f"{label} has type {type(value).__name__}; pass an array, int, float, numpy scalar or bytes"
+        f"{label} has type {type(value).__name__}; pass a numpy array, a CPU tensor, an int, a "
+        "float, a numpy scalar or bytes"
     )
+
+
+def _tensor_address(label: str, tensor: Any, memory: GlobalMemory) -> int:
+    """Make the bytes of a contiguous CPU tensor that speaks DLPack accessible, without a copy."""
+    try:
+        found = device_array(tensor)
+    except Exception as error:
+        raise LaunchError(
+            f"{label} is a {type(tensor).__name__} whose memory cannot be reached ({error}); pass "
+            "a detached CPU tensor or a numpy array, e.g. tensor.detach().cpu()"
+        ) from error
+    expected = 1
+    for size, stride in zip(reversed(found.shape), reversed(found.strides), strict=True):
+        if size != 1 and stride != expected:
+            raise LaunchError(f"{label} must be contiguous: pass {label}.contiguous()")
+        expected *= size
+    address, size = found.byte_range()
+    memory.keep.append(found)
+    return memory.register_bytes(host_memory(address, size), address, label)

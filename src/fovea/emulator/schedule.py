@@ -80,9 +80,9 @@ class Scheduler:
             if self._active:
                 position = int(self._random() * len(self._active))
                 warp = self._active[position]
-                self._run_warp(warp)
+                first = self._run_warp(warp)
                 if machine.trace is not None:
-                    machine.trace.run(warp, machine.step)
+                    machine.trace.run(warp, machine.step, self._segments[first])
                 if not self._can_run(warp):
                     self._active[position] = self._active[-1]
                     self._active.pop()
@@ -147,7 +147,8 @@ class Scheduler:
     def _can_run(self, warp: Warp) -> bool:
         return any(split.wait is None for split in warp.splits)
 
-    def _run_warp(self, warp: Warp) -> None:
+    def _run_warp(self, warp: Warp) -> int:
+        """Run a warp for some segments; return the first one."""
         splits = warp.splits
         split = splits[0]
         if len(splits) > 1:
@@ -159,7 +160,7 @@ class Scheduler:
         counts, lane_counts = warp.segment_counts, warp.lane_counts
         budget = 1 + int(self._random() * self._machine.options.max_segments)
         mask, lanes = split.mask, split.lanes
-        segment = None
+        segment, first = None, split.pc
         try:
             while budget:
                 budget -= 1
@@ -184,6 +185,7 @@ class Scheduler:
             raise _located(error, warp, segment) from error.__cause__
         except Exception as error:
             raise _translated(error, warp, segment, program) from error
+        return first
 
     def _suspend(self, warp: Warp, split: Split) -> None:
         wait, warp.wait = warp.wait, None

@@ -21,9 +21,13 @@ class Trace:
         if step > wait.since:
             self._span(warp, f"wait {wait.name}", wait.since, step, {"for": wait.describe()})
 
-    def run(self, warp: Any, step: int) -> None:
-        """Note that a warp ran during one step."""
-        self._span(warp, "run", step, step + 1, {"segment": warp.current.pc})
+    def run(self, warp: Any, step: int, segment: Any) -> None:
+        """Note that a warp ran during one step, from the start of a segment on."""
+        args: dict[str, Any] = {"segment": segment.number}
+        if segment.instructions:
+            first = segment.instructions[0]
+            args |= {"PTX line": first.line, "instruction": first.text}
+        self._span(warp, "run", step, step + 1, args)
 
     def instant(self, warp: Any, name: str, step: int) -> None:
         """Note a moment, such as the completion of a copy."""

@@ -6,6 +6,7 @@ from tcgen05_kernels import (
     BAR_AT,
     COMMIT,
     LOAD,
+    WAIT,
     WAIT_LD,
     WAIT_MMA,
     describe,
@@ -219,6 +220,35 @@ def test_allocation_waits_until_another_one_is_freed():
     empty = np.zeros(16, np.uint8)
     with pytest.raises(DeadlockError, match=r"tcgen05\.alloc of 512"):
         launch(kernel(second), np.zeros(4), empty, empty)
+
+
+OVERWRITE = """
+    bar.sync 0;
+    @%first mbarrier.arrive.expect_tx.shared::cta.b64 %state, [%bar], 16;
+    @%first cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes
+        [%bar+16], [%in], 16, [%bar];
+""" + WAIT.format(name="overwritten", at="")
+
+
+def test_copy_over_the_result_of_an_allocation_needs_no_proxy_fence():
+    # PTX ISA 9.7.16.6.1: allocation keeps the order of accesses to one address
+    empty = np.zeros(16, np.uint8)
+    for seed in range(5):
+        launch(kernel(OVERWRITE), np.zeros(4), empty, empty, seed=seed)
+
+
+def test_copy_over_the_result_of_an_allocation_needs_its_barrier():
+    empty = np.zeros(16, np.uint8)
+    with pytest.raises(RaceError):
+        launch(kernel(OVERWRITE.replace("bar.sync 0;", "")), np.zeros(4), empty, empty)
+
+
+def test_copy_over_a_result_that_was_written_again_needs_a_proxy_fence():
+    empty = np.zeros(16, np.uint8)
+    store = "bar.sync 0; @%first st.shared.b32 [%bar+16], 5;"
+    launch(kernel(f"{store} fence.proxy.async; {OVERWRITE}"), np.zeros(4), empty, empty)
+    with pytest.raises(RaceError, match=r"needs fence\.proxy\.async"):
+        launch(kernel(store + OVERWRITE), np.zeros(4), empty, empty)
 
 
 def launch_named(name, wait, **options):

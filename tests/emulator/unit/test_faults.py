@@ -134,6 +134,24 @@ def test_atomic_from_all_lanes_adds_each() -> None:
     assert data[0] == 3 * 96
 
 
+@pytest.mark.parametrize(
+    "head", ["acq_rel.gpu.global", "global.gpu.acq_rel", "gpu.global.acq_rel", "global.acq_rel.gpu"]
+)
+def test_atomic_takes_order_scope_and_space_in_any_order(head: str) -> None:
+    data = np.zeros(2, np.uint32)
+    body = f""".reg .b64 %p; .reg .b32 %o;
+    ld.param.u64 %p, [a]; atom.{head}.add.u32 %o, [%p], 3;
+    red.{head.replace("acq_rel", "relaxed")}.add.u32 [%p+4], 2;"""
+    run(body, data, signature=".param .u64 a", block=32)
+    assert data.tolist() == [96, 64]
+
+
+def test_atomic_with_two_scopes_is_refused() -> None:
+    body = ".reg .b64 %p; ld.param.u64 %p, [a]; red.gpu.global.cta.add.u32 [%p], 2;"
+    with pytest.raises(emulator.UnsupportedForm):
+        run(body, np.zeros(2, np.uint32), signature=".param .u64 a")
+
+
 def budget(producer: int, consumers: int, directives: str = ".reqntid 384") -> Any:
     """Run 12 warps: the first four give registers back, the others ask for more."""
     body = f""".reg .pred %p; .reg .b32 %t; mov.u32 %t, %tid.x; setp.lt.u32 %p, %t, 128;

@@ -147,3 +147,12 @@ def test_lanes_of_a_store_that_disagree_are_a_warning() -> None:
         "lanes of one store" in emulator.load_ptx(text).launch("k", 1, 32, args=[out]).warnings[0]
     )
     assert not emulator.load_ptx(same).launch("k", 1, 32, args=[out]).warnings
+
+
+def test_rows_that_two_ctas_share_may_hold_the_same_values() -> None:
+    # CTA 0 writes words 0..31, CTA 1 words 16..47: the shared half is equal, the rest new
+    body = """mul.wide.u32 %o, %c, 64; mul.wide.u32 %x, %t, 4; add.s64 %a, %a, %o;
+        add.s64 %a, %a, %x; mad.lo.u32 %v, %c, 16, %t; {value} st.global.b32 [%a], %v;"""
+    body = ".reg .b64 %x; " + body
+    assert faults(body.format(value="")) == 0
+    assert faults(body.format(value="mad.lo.u32 %v, %c, 1000, %v;")) == 20

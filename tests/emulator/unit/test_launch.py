@@ -92,6 +92,9 @@ def test_wrong_register_width_is_refused() -> None:
         ({"args": ["x", 1, 1.0]}, "has type str"),
         ({"args": [b"123", 1, 1.0]}, "has 3 bytes, the parameter has 8"),
         ({"args": [1 << 70, 1, 1.0]}, "does not fit"),
+        ({"args": [2.5, 1, 1.0]}, r"2\.5 is a float, the parameter is \.u64: pass int"),
+        ({"args": [np.float64(2.5), 1, 1.0]}, "is a float"),
+        ({"options": {}}, r"options=\{\} must be an emulator.Options"),
     ],
 )
 def test_bad_launch_is_refused(change: dict, message: str) -> None:
@@ -114,6 +117,81 @@ def test_required_block_is_enforced() -> None:
 def test_bad_option_is_refused(bad: dict) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
         Options(**bad)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"seed": "x"}, {"seed": 1.5}, {"max_steps": "many"}, {"trace": "yes"}, {"detect_races": None}],
+)
+def test_option_of_the_wrong_type_is_refused(bad: dict) -> None:
+    with pytest.raises(TypeError, match=next(iter(bad))):
+        Options(**bad)
+
+
+def test_scalar_argument_has_the_parameters_type() -> None:
+    text = (
+        HEAD
+        + """.visible .entry k(.param .u64 out, .param .u32 n, .param .f32 x, .param .b32 y)
+{
+    .reg .b64 %o; .reg .b32 %n, %y; .reg .f32 %x;
+    ld.param.u64 %o, [out]; ld.param.u32 %n, [n]; ld.param.f32 %x, [x]; ld.param.b32 %y, [y];
+    st.global.u32 [%o], %n; st.global.f32 [%o+4], %x; st.global.b32 [%o+8], %y; ret;
+}
+"""
+    )
+    module = emulator.load_ptx(text)
+    ones = np.float32(1).view(np.uint32)
+    for n, x, y, bits in (
+        (7, 1, 1.0, ones),  # bits of no type take the value's own
+        (np.int64(7), np.int32(1), np.float32(1), ones),
+        (np.uint32(7), np.float64(1), 5, 5),
+    ):
+        out = np.zeros(3, np.uint32)
+        module.launch("k", 1, 1, args=[out, n, x, y])
+        assert out.tolist() == [7, ones, bits]
+    for wrong in (300.5, 3.0, np.float32(3)):
+        with pytest.raises(emulator.LaunchError, match=r"args\[1\]=.* is a float"):
+            module.launch("k", 1, 1, args=[np.zeros(3, np.uint32), wrong, 1.0, 1])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
+def test_cpu_tensor_is_an_argument(dtype: str) -> None:
+    import torch
+
+    tensor = torch.zeros(128, dtype=getattr(torch, dtype))
+    source = np.frombuffer(np.ones(128, np.float32).tobytes()[: tensor.nbytes], np.float32).copy()
+    count = len(source)
+    emulator.load_ptx(COPY).launch("copy", 1, count, args=[source, tensor, 2.0])
+    assert (tensor.view(torch.float32) == 2).all()
+
+
+def test_tensor_that_cannot_be_reached_says_the_way_out() -> None:
+    import torch
+
+    data = np.zeros(32, np.float32)
+    module = emulator.load_ptx(COPY)
+    with pytest.raises(emulator.LaunchError, match=r"detach\(\)\.cpu\(\)"):
+        module.launch("copy", 1, 32, args=[data, torch.zeros(32, requires_grad=True), 1.0])
+    with pytest.raises(emulator.LaunchError, match=r"args\[1\]\.contiguous\(\)"):
+        module.launch("copy", 1, 32, args=[data, torch.zeros(32, 2)[:, 0], 1.0])
+
+
+def test_result_has_a_short_repr() -> None:
+    data = np.zeros(1024, np.float32)
+    result = emulator.load_ptx(COPY).launch("copy", 32, 32, args=[data, data.copy(), 1.0])
+    assert len(repr(result)) < 120
+    assert repr(result).startswith(f"Result(kernel='copy', steps={result.steps}, <")
+
+
+def test_pointer_inside_bytes_leads_to_registered_memory() -> None:
+    data = np.arange(32, dtype=np.float32)
+    memory = emulator.GlobalMemory()
+    address = memory.register(data, "data")
+    pointer = address.to_bytes(8, "little")
+    out = np.zeros(32, np.float32)
+    module = emulator.load_ptx(COPY)
+    module.launch("copy", 1, 32, args=[pointer, out, 3.0], memory=memory)
+    np.testing.assert_array_equal(out, 3 * data)
 
 
 def test_global_and_constant_variables_keep_their_initial_values() -> None:
@@ -146,6 +224,8 @@ def test_trace_is_perfetto_json(tmp_path) -> None:
     result.write_trace(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert any(event["name"] == "wait barrier 0" for event in events)
+    runs = [event["args"] for event in events if event["name"] == "run"]
+    assert {"PTX line": 6, "instruction": "bar.sync 0"}.items() <= runs[0].items()
 
 
 def test_trace_without_option_is_refused(tmp_path) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pytest
 
 from fovea import emulator
 from fovea.emulator import Options
@@ -229,7 +230,7 @@ def test_mbarrier_of_another_cta_needs_no_fence_before_a_releasing_cluster_barri
 
 
 def test_sub_word_accesses_of_neighbours_do_not_race() -> None:
-    body = """.reg .b16 %h; mov.u16 %h, 7; shl.b32 %v, %w, 1; add.u32 %v, %v, %s;
+    body = """.reg .b16 %h; cvt.u16.u32 %h, %t; shl.b32 %v, %w, 1; add.u32 %v, %v, %s;
         @%q st.shared.b16 [%v], %h;
         setp.eq.u32 %q, %t, 32;
         @%q st.shared.b16 [%v], %h; @%q ld.shared.b16 %h, [%v]; @%q st.shared.b16 [%v], %h;"""
@@ -312,3 +313,117 @@ def test_report_names_both_accesses() -> None:
     assert reports
     assert {error.line for error in reports} <= {10, 12}
     assert all("PTX line" in error.other and error.rule for error in reports)
+
+
+# every warp writes `value` before a barrier, then all read it
+_EQUAL = """.reg .b32 %u; mov.u32 %u, {value};
+    setp.eq.u32 %e, %t, 0; setp.eq.u32 %q, %t, 32; or.pred %q, %q, %e;
+    @%q st.shared.b32 [%s], %u;
+    @@
+    ld.shared.b32 %v, [%s];"""
+
+
+def test_warps_that_write_the_same_value_do_not_race() -> None:
+    equal = _EQUAL.format(value="7")
+    assert races(equal.replace("@@", "bar.sync 0;")) == 0
+    assert races(_EQUAL.format(value="%t").replace("@@", "bar.sync 0;")) == 20
+
+
+def test_reader_needs_to_know_of_one_of_the_equal_writers() -> None:
+    # each warp knows of its own write, so that no barrier is needed; a third warp needs one
+    equal = _EQUAL.format(value="7")
+    assert races(equal.replace("@@", "")) == 0
+    third = equal.replace("ld.shared", "setp.eq.u32 %e, %w, 2; @%e ld.shared")
+    assert races(third.replace("@@", "bar.sync 0;"), block=96) == 0
+    assert races(third.replace("@@", ""), block=96, detect_uninitialised=False) >= 18
+
+
+def test_writer_of_other_bytes_needs_to_know_of_all_equal_writers() -> None:
+    # warp 2 hears of warp 0 by barrier 1 and of warp 1 by barrier 2
+    body = """setp.eq.u32 %e, %w, 2; @%e bra LAST;
+        and.b32 %r, %t, 31; setp.eq.u32 %q, %r, 0; @%q st.shared.b32 [%s], 7;
+        @%p bar.arrive 1, 64;
+        @!%p bar.arrive 2, 64;
+        bra END;
+        LAST: {waits}
+        setp.eq.u32 %q, %t, 64; @%q st.shared.b32 [%s], {value};
+        END:"""
+    both = "bar.sync 1, 64; bar.sync 2, 64;"
+    assert races(body.format(waits=both, value="8"), block=96) == 0
+    for one in ("bar.sync 1, 64;", "bar.sync 2, 64;"):
+        assert races(body.format(waits=one, value="8"), block=96) == 20
+        assert races(body.format(waits=one, value="7"), block=96) == 0
+
+
+def test_write_of_equal_bytes_that_no_earlier_reader_waited_for_is_no_race() -> None:
+    body = """@%q st.shared.b32 [%s], 7;
+        bar.sync 0;
+        @%p bra READ;
+        mov.u32 %r, 0;
+        SLOW: add.u32 %r, %r, 1; setp.lt.u32 %e, %r, 500; @%e bra SLOW;
+        st.shared.b32 [%s], {value};
+        bra END;
+        READ: ld.shared.b32 %v, [%s];
+        END:"""
+    assert races(body.format(value="7")) == 0
+    assert races(body.format(value="8")) == 20
+
+
+def test_equal_bytes_excuse_no_missing_wait_for_a_copy() -> None:
+    source = np.full(256, 7, np.uint32)
+    body = f"{_INIT}{_LOAD}\n@@\n@%q st.shared.b32 [%s], 7;"
+    arrays = (source, np.zeros(256, np.uint32))
+    assert races(body.replace("@@", _WAIT), args=arrays) == 0
+    assert races(body.replace("@@", ""), args=arrays) >= 18
+
+
+def test_report_gives_the_address_in_bytes() -> None:
+    body = "@%q st.shared.b32 [%s+256], 7; @!%p st.shared.b32 [%s+256], 8;"
+    with pytest.raises(emulator.RaceError) as info:
+        launch(body)
+    # the system's 1 KiB comes first
+    assert info.value.where.address == 1024 + 256
+    assert info.value.where.space == "shared"
+    assert "shared address 0x500" in str(info.value)
+
+
+# --- a load of which only some bytes are used -----------------------------------------------------
+
+_PRAGMA = '.pragma "used_bytes_mask 0xf0f";'
+
+
+def test_unused_bytes_of_a_load_neither_race_nor_need_a_value() -> None:
+    # words 0 and 2 are this warp's own; word 1 is written by the other warp, word 3 by nobody
+    body = """@%p st.shared.b32 [%s+4], 9;
+        @%p bra END;
+        st.shared.b32 [%s], 1; st.shared.b32 [%s+8], 3;
+        {pragma}
+        ld.shared.v4.b32 {{%v, %r, %w, %t}}, [%s{at}];
+        setp.eq.u32 %e, %v, 1; @!%e trap; setp.eq.u32 %e, %w, 3; @!%e trap;
+        END:"""
+    assert races(body.format(pragma=_PRAGMA, at="")) == 0
+    assert races(body.format(pragma="", at="")) == 20
+    assert races(body.format(pragma='.pragma "used_bytes_mask 0xfff";', at="")) == 20
+    assert races(body.format(pragma='.pragma "nounroll";', at="")) == 20
+    assert races(body.format(pragma=_PRAGMA, at="+16")) == 20
+
+
+def test_unused_bytes_of_a_load_may_lie_past_an_array() -> None:
+    arrays = (np.arange(3, dtype=np.uint32), np.zeros(256, np.uint32))
+    body = "{pragma} ld.global.v4.b32 {{%v, %r, %w, %t}}, [%a]; st.global.b32 [%b], %w;"
+    launch(body.format(pragma=_PRAGMA), args=arrays)
+    assert arrays[1][0] == 2
+    with pytest.raises(emulator.OutOfBounds):
+        launch(body.format(pragma='.pragma "used_bytes_mask 0xffff";'), args=arrays)
+
+
+def test_used_bytes_belong_to_the_next_instruction_alone() -> None:
+    body = f"{_PRAGMA}\nmov.u32 %v, 0;\nld.shared.v4.b32 {{%v, %r, %w, %t}}, [%s];"
+    with pytest.raises(emulator.UninitialisedRead):
+        launch(body)
+
+
+def test_used_bytes_mask_that_is_no_number_is_an_error_at_its_line() -> None:
+    with pytest.raises(emulator.PtxError, match="used_bytes_mask 'all'") as info:
+        launch('\n.pragma "used_bytes_mask all";')
+    assert info.value.line == 11

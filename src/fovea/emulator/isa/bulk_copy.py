@@ -394,6 +394,7 @@ def cp_async_bulk_wait_group(i: Instruction) -> Any:
                     queue.retire(newest)
             warp.observe(operations)
 
-        return Wait(lambda: all(map(is_done, operations)), describe, resume)
+        name = "cp.async.bulk"
+        return Wait(lambda: all(map(is_done, operations)), describe, resume, name)
 
     return run

@@ -217,7 +217,7 @@ class TileCopy:
         if shadow is not None and not access.is_strong:
             words = self.words
             if words is not None:
-                shadow.on_write(words, access, 15, lambda: np.array_equal(view, new))
+                shadow.on_write(words, access, 15, lambda: (view != new).reshape(-1, 4).any(axis=1))
         view[...] = new
 
     def read_global(self) -> Array:

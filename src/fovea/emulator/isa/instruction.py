@@ -151,7 +151,8 @@ class Program:
 class Instruction:
     """One static instruction with bound qualifiers and operands."""
 
-    __slots__ = ("entry", "guard", "index", "line", "mods", "opcode", "operands", "program", "text")
+    __slots__ = ("entry", "guard", "index", "line", "mods", "opcode", "operands", "program", "text",
+                 "used_bytes")  # fmt: skip
 
     def __init__(
         self,
@@ -166,6 +167,7 @@ class Instruction:
         self.line = statement.line
         self.text = statement.text
         self.guard = statement.guard
+        self.used_bytes = statement.used_bytes
         self.index = index
         self.operands = _bind_operands(names, statement)
 

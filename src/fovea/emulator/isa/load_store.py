@@ -197,11 +197,21 @@ def _limit_locations(cluster: Any) -> None:
     clocks.clear()
 
 
+def _used_bytes(ins: Instruction, width: int) -> Array | None:
+    """Return which bytes of a load its pragma says are used (None: all)."""
+    mask = ins.used_bytes
+    if mask is None or ins.entry.form.mnemonic != "ld":
+        return None
+    used = np.array([mask >> position & 1 for position in range(width)], np.bool_)
+    return None if used.all() else used
+
+
 def load_lanes(
     ins: Instruction, name: str, space: str, item: int, count: int, is_strong: bool = False
 ) -> Callable[[Any, Array], Array]:
     """Return `load(warp, mask) -> (count, 32)` unsigned values at a memory operand."""
     address = ins.address(name)
+    used = _used_bytes(ins, item * count)
     segments = _segments_of(ins, space)
 
     def load(w: Any, mask: Array) -> Array:
@@ -214,11 +224,11 @@ def load_lanes(
             synchronise(w, addresses, is_acquire=True, is_release=False)
         groups = segments(w, addresses, mask)
         if len(groups) == 1 and groups[0][2] is None:
-            values = groups[0][0].load(groups[0][1], item, count, access)
+            values = groups[0][0].load(groups[0][1], item, count, access, used)
         else:
             values = np.zeros((count, len(addresses)), f"u{item}")
             for segment, offsets, positions in groups:
-                values[:, positions] = segment.load(offsets, item, count, access)
+                values[:, positions] = segment.load(offsets, item, count, access, used)
         return values if mask is ALL_LANES else _spread(values, mask)
 
     return load

@@ -8,6 +8,7 @@ matches no form raises `UnsupportedForm`; there is no default.
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 
 from fovea.emulator.errors import UnsupportedForm
 from fovea.emulator.isa.forms import Decoder, Entry, Modifiers, parse_form
@@ -70,6 +71,21 @@ def entries() -> Iterator[Entry]:
         yield from _ENTRIES[mnemonic]
 
 
+# ptxas takes these at the head of `atom` and `red` in any order, and Triton writes the space first
+_ATOMIC_SETS = (
+    ("relaxed", "acquire", "release", "acq_rel"),
+    ("cta", "cluster", "gpu", "sys"),
+    ("global", "shared", "shared::cta", "shared::cluster"),
+)
+
+
+def _in_order(qualifiers: list[str]) -> list[str]:
+    """Return an atomic's qualifiers with order, scope and space as the manual has them."""
+    ranks = {value: rank for rank, values in enumerate(_ATOMIC_SETS) for value in values}
+    head = [*takewhile(ranks.__contains__, qualifiers)]
+    return sorted(head, key=ranks.__getitem__) + qualifiers[len(head) :]
+
+
 def find(
     opcode: str, operand_count: int, line: int, target: str
 ) -> tuple[Entry, Modifiers, tuple[str, ...]]:
@@ -80,6 +96,8 @@ def find(
     """
     load_families()
     mnemonic, *qualifiers = opcode.split(".")
+    if mnemonic in ("atom", "red"):
+        qualifiers = _in_order(qualifiers)
     candidates = _ENTRIES.get(mnemonic, [])
     wrong_count = wrong_target = ""
     for entry in candidates:

@@ -28,6 +28,7 @@ from fovea.emulator.isa.tensor_core import (
 from fovea.emulator.layout.tensor_memory import REGISTERS_PER_REPEAT, Access, access_table
 from fovea.emulator.machine.warp import Wait
 from fovea.emulator.ptx import syntax
+from fovea.emulator.races import Shadow
 
 _SOURCE = "PTX ISA 9.7.16"
 _SHAPES = "32x32b 16x64b 16x128b 16x256b"
@@ -73,6 +74,11 @@ def tcgen05_alloc(i: Instruction) -> Any:
         def resume() -> None:
             value = np.array([got[0]], np.uint32)
             place.cta.shared.write(place.offset, value, warp.touch(i, mask))
+            shadow = place.cta.shared.shadow
+            # allocation keeps the order of accesses to one address, whatever makes the others
+            # (PTX ISA 9.7.16.6.1): no proxy fence is needed between it and a copy
+            if isinstance(shadow, Shadow):
+                shadow.leave_proxies(place.offset // 4)
 
         if ready():
             resume()
@@ -84,6 +90,7 @@ def tcgen05_alloc(i: Instruction) -> Any:
                 f"taken{'; needs the pair' if is_pair else ''})"
             ),
             resume,
+            name="tcgen05.alloc",
         )
 
     return run
@@ -375,6 +382,7 @@ def tcgen05_wait(i: Instruction) -> Any:
             lambda: all(operation.is_complete for operation in operations),
             lambda: f"{i.opcode}: {'; '.join(operation.describe() for operation in operations)}",
             resume,
+            name=".".join(i.opcode.split(".")[:2]),
         )
 
     return run

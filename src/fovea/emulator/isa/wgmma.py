@@ -219,6 +219,8 @@ def wgmma_wait_group(i: Instruction) -> Any:
             queue.retire(newest)
             warpgroup_of(warp).deliver(warp, i, tickets)
 
-        return Wait(lambda: all(ticket.is_complete for ticket in tickets), describe, resume)
+        return Wait(
+            lambda: all(ticket.is_complete for ticket in tickets), describe, resume, name="wgmma"
+        )
 
     return run

@@ -27,7 +27,12 @@ from fovea.emulator.machine.memory import (
     GlobalMemory,
     Segment,
 )
-from fovea.emulator.machine.tmem import TMEM_COLUMNS, TMEM_LANES, TensorMemory
+from fovea.emulator.machine.tmem import (
+    LANES_PER_CELL,
+    TMEM_COLUMNS,
+    TMEM_LANES,
+    TensorMemory,
+)
 from fovea.emulator.machine.warp import Warp
 from fovea.emulator.options import Options
 from fovea.emulator.ptx.types import LANES
@@ -152,7 +157,7 @@ class Cta:
         self.shared_base = rank << RANK_SHIFT
         self.tmem = TensorMemory(machine.options.detect_uninitialised)
         if machine.options.detect_races:
-            cells = TMEM_LANES // 16 * TMEM_COLUMNS
+            cells = TMEM_LANES // LANES_PER_CELL * TMEM_COLUMNS
             self._tmem_cells = cells
             self.tmem.shadow = LazyShadow(cells, cluster.notes)
         self.barriers: dict[int, NamedBarrier] = {}
@@ -221,9 +226,13 @@ class LazyShadow(Shadow):
         self._make()
         super().on_read(cells, access, byte_mask)
 
-    def on_write(self, cells: Any, access: Any, byte_mask: Any = 15) -> None:
+    def on_write(self, cells: Any, access: Any, byte_mask: Any = 15, changed: Any = None) -> None:
         self._make()
-        super().on_write(cells, access, byte_mask)
+        super().on_write(cells, access, byte_mask, changed)
+
+    def place(self, cell: int) -> tuple[int, str]:
+        group, column = divmod(cell, TMEM_COLUMNS)
+        return group * LANES_PER_CELL << 16 | column, "tensor memory"
 
     def _make(self) -> None:
         if not self._is_made:

@@ -32,6 +32,8 @@ CONST_WINDOW = 4 << WINDOW_SHIFT
 RANK_SHIFT = 24  # SASS forms shared::cluster addresses as rank << 24 | offset (CgaCtaId)
 SHARED_RESERVED_BYTES = 1024  # sm_90 and later keep 1 KiB of each CTA (CUDA guide, table of limits)
 
+JUNK_BYTE = 0xA5  # what registers hold of bytes that nobody may look at
+
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _INITIALISED = {1: 1, 2: 0x0101, 4: 0x01010101, 8: 0x0101010101010101}
 
@@ -73,8 +75,12 @@ class Segment:
 
     # --- lanes: 32-lane gathers and scatters ------------------------------------------------
 
-    def load(self, offsets: Array, item: int, count: int, access: Access) -> Array:
+    def load(
+        self, offsets: Array, item: int, count: int, access: Access, used: Array | None = None
+    ) -> Array:
         """Return `(count, lanes)` values of `item` bytes each from `count * item`-aligned offsets.
+
+        `used` says which bytes of each lane's matter (None: all); the others are junk.
 
         Raises:
             Fault: out of bounds, misaligned, uninitialised or racing.
@@ -86,6 +92,8 @@ class Segment:
             else ((offsets + self.base) & (width - 1)).any()
         ):
             raise self._misaligned(offsets, width, access)
+        if used is not None:
+            return self._load_used(offsets, item, used, access)
         try:
             if not self.is_aligned:
                 values = self._load_bytes(offsets, item, count)
@@ -129,24 +137,21 @@ class Segment:
             index = offsets // width
             view = self._view(self._views, self.data, item, count)
             new = values[0] if count == 1 else values.T
-            if isinstance(self.shadow, GlobalShadow) and not access.is_strong:
-                is_unchanged = partial(_are_equal, view, index, new)
-                check = partial(self.shadow.on_write, is_unchanged=is_unchanged)
+            if self.shadow is not None and not access.is_strong:
+                changed = partial(_changed_cells, view, index, new)
+                check = partial(self.shadow.on_write, changed=changed)
                 self._shadow_lanes(check, offsets, width, access)
             view[index] = new
         except IndexError:
             raise self._out_of_bounds(offsets, width, access) from None
         if self.initialised is not None:
             self._view(self._init_views, self.initialised, item, count)[index] = _INITIALISED[item]
-        if self.shadow is not None and not access.is_strong:
-            if self.shadow.__class__ is not GlobalShadow:
-                self._shadow_lanes(self.shadow.on_write, offsets, width, access)
-            if not _are_equal(view, index, new):
-                instruction = access.instruction
-                access.warp.machine.warn(
-                    f"PTX line {instruction.line} `{instruction.text}`: lanes of one store write "
-                    "different values to one address; which of them stays is undefined"
-                )
+        if self.shadow is not None and not access.is_strong and not _are_equal(view, index, new):
+            instruction = access.instruction
+            access.warp.machine.warn(
+                f"PTX line {instruction.line} `{instruction.text}`: lanes of one store write "
+                "different values to one address; which of them stays is undefined"
+            )
 
     # --- bulk: byte ranges and index arrays -------------------------------------------------
 
@@ -164,7 +169,8 @@ class Segment:
         cells = slice(offset // 4, (offset + size + 3) // 4)
         place = slice(offset, offset + size)
         if isinstance(self.shadow, GlobalShadow):
-            self.shadow.on_write(cells, access, 15, partial(_are_equal, self.data, place, values))
+            changed = partial(_changed_words, self.data, place, values)
+            self.shadow.on_write(cells, access, 15, changed)
         self.data[place] = values
         if self.initialised is not None:
             self.initialised[place] = 1
@@ -219,6 +225,26 @@ class Segment:
     def _load_bytes(self, offsets: Array, item: int, count: int) -> Array:
         index = offsets.astype(np.int64)[:, None] + np.arange(item * count)
         raw = np.ascontiguousarray(self.data[index])
+        return np.ascontiguousarray(raw.view(_UNSIGNED[item]).T)
+
+    def _load_used(self, offsets: Array, item: int, used: Array, access: Access) -> Array:
+        """Load and check the used bytes alone."""
+        width = len(used)
+        columns = np.flatnonzero(used)
+        index = offsets.astype(np.int64)[:, None] + columns
+        outside = ((index < self.low) | (index >= len(self.data))).any(axis=1)
+        if outside.any():
+            raise self._out_of_bounds(offsets[outside], width, access)
+        raw = np.full((len(offsets), width), JUNK_BYTE, np.uint8)
+        raw[:, columns] = self.data[index]
+        if self.initialised is not None:
+            missing = ~self.initialised[index].all(axis=1)
+            if missing.any():
+                raise self._uninitialised(offsets[missing], width, access)
+        if self.shadow is not None and self.shadow.is_active and len(columns):
+            cells = index >> 2
+            masks = (1 << (index & 3)).astype(np.uint8)
+            self.shadow.on_read(cells.ravel(), access, masks.ravel())
         return np.ascontiguousarray(raw.view(_UNSIGNED[item]).T)
 
     def _check_range(self, offset: int, size: int, access: Access) -> None:
@@ -298,6 +324,23 @@ class Segment:
 
 def _are_equal(memory: Array, place: Any, new: Array) -> bool:
     return np.array_equal(memory[place], new)
+
+
+def _changed_cells(view: Array, index: Array, new: Array) -> Array:
+    """Return which cells of race detection a store of lanes gives other bytes."""
+    old, new = view[index], np.ascontiguousarray(new)
+    old, new = old.reshape(len(old), -1), new.reshape(len(old), -1)
+    if old[0].nbytes >= 4:
+        return (old.view(np.uint32) != new.view(np.uint32)).ravel()
+    return (old != new).any(axis=1)
+
+
+def _changed_words(memory: Array, place: slice, new: Array) -> Array:
+    """Return which words a write of contiguous bytes gives other ones."""
+    start = place.start % 4
+    differs = np.zeros(-(-(start + len(new)) // 4) * 4, np.bool_)
+    differs[start : start + len(new)] = memory[place] != new
+    return differs.reshape(-1, 4).any(axis=1)
 
 
 class GlobalMemory:

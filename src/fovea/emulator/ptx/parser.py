@@ -43,6 +43,7 @@ class _Parser(OperandParser):
         self._globals = Scope(0, None)
         self._function: syntax.Function | None = None
         self._is_entry_signature = False
+        self._used_bytes: int | None = None  # of a pragma that stands before the next instruction
         self._pending: list[Scope] = []  # the scope of each item of the body, for labels
         self._target_scopes: dict[str, Scope] = {}
 
@@ -281,7 +282,9 @@ class _Parser(OperandParser):
                 self._scopes += 1
                 self._block(Scope(self._scopes, scope))
             elif token.kind == "directive":
-                if token.text in (".pragma", ".callprototype"):
+                if token.text == ".pragma":
+                    self._pragma()
+                elif token.text == ".callprototype":
                     while not self._accept(";"):
                         self._next()
                 elif token.text == ".section":
@@ -294,6 +297,21 @@ class _Parser(OperandParser):
                 self._label(scope)
             elif not self._accept(";"):
                 self._statement(scope)
+
+    def _pragma(self) -> None:
+        """Parse `.pragma "...", ...;`: only `used_bytes_mask` says what an instruction does."""
+        self._next()
+        while not self._accept(";"):
+            token = self._next()
+            if token.kind == "end":
+                self._fail("unfinished .pragma", token)
+            name, _, value = token.text.strip('"').strip().partition(" ")
+            if token.kind != "string" or name != "used_bytes_mask":
+                continue
+            try:
+                self._used_bytes = int(value, 0)
+            except ValueError:
+                self._fail(f"used_bytes_mask {value!r} is not a number such as 0xfff", token)
 
     def _label(self, scope: Scope) -> None:
         token = self._next()
@@ -342,8 +360,9 @@ class _Parser(OperandParser):
         end = self._expect(";")
         text = " ".join(self._text[first.start : end.start].split())[:_TEXT_LIMIT]
         assert self._function is not None
+        used, self._used_bytes = self._used_bytes, None
         self._function.body.append(
-            syntax.Statement(token.text, tuple(operands), guard, token.line, text)
+            syntax.Statement(token.text, tuple(operands), guard, token.line, text, used)
         )
         self._pending.append(scope)
 

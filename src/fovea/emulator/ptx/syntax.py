@@ -108,13 +108,18 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One instruction as written: `@guard opcode operands;`."""
+    """One instruction as written: `@guard opcode operands;`.
+
+    Attributes:
+        used_bytes: bit n says whether byte n of what is loaded is used (None: all are).
+    """
 
     opcode: str
     operands: tuple[Operand, ...]
     guard: Guard | None
     line: int
     text: str
+    used_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
