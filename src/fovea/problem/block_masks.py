@@ -6,6 +6,7 @@ tensors and sizes that were validated; tensor contents may change freely.
 """
 
 import itertools
+import operator
 import weakref
 from typing import Any, NamedTuple, cast
 
@@ -34,10 +35,9 @@ class KnownLists(NamedTuple):
 
 class _Entry(NamedTuple):
     reference: weakref.ref[Any]
-    fields: tuple[Tensor | None, ...]
+    attributes: tuple[object, ...]  # all that the mask held, in its order
+    indices: Tensor
     shape: torch.Size  # of the indices: a tensor may be resized in place
-    seq_lengths: object
-    block_size: object
     known: KnownLists
 
 
@@ -63,24 +63,13 @@ def recall(block_mask: object) -> KnownLists | None:
     entry = _entries.get(id(block_mask))
     if entry is None:
         return None
-    reference, fields, shape, seq_lengths, block_size, known = entry
-    kv_counts, kv, full_kv_counts, full_kv, q_counts, q, full_q_counts, full_q = fields
-    mask = cast(Any, block_mask)
-    # One line a field: a loop would take as long as the rest of the call's checks.
+    reference, attributes, indices, shape, known = entry
+    held = vars(block_mask).values()
     if (
-        reference() is mask
-        and mask.kv_num_blocks is kv_counts
-        and mask.kv_indices is kv
-        and mask.full_kv_num_blocks is full_kv_counts
-        and mask.full_kv_indices is full_kv
-        and mask.q_num_blocks is q_counts
-        and mask.q_indices is q
-        and mask.full_q_num_blocks is full_q_counts
-        and mask.full_q_indices is full_q
-        and kv is not None
-        and kv.shape == shape
-        and mask.seq_lengths == seq_lengths
-        and block_size == mask.BLOCK_SIZE
+        reference() is block_mask
+        and len(held) == len(attributes)
+        and all(map(operator.is_, held, attributes))
+        and indices.shape == shape
     ):
         return known
     return None
@@ -103,10 +92,9 @@ def _remember(key: int, block_mask: object) -> BlockLists:
         return lists
     _entries[key] = _Entry(
         reference,
-        fields,
+        tuple(vars(block_mask).values()),
+        mask.kv_indices,
         mask.kv_indices.shape,
-        mask.seq_lengths,
-        mask.BLOCK_SIZE,
         KnownLists(lists, tensors, _layout_of(lists)),
     )
     return lists
