@@ -25,7 +25,7 @@ START_SECONDS = 120
 # CUtensorMapDataType and CUtensorMapSwizzle of the driver API (cuda.h)
 DRIVER_TYPES = {
     "u8": 0, "u16": 1, "u32": 2, "s32": 3, "u64": 4, "s64": 5, "f16": 6, "f32": 7, "f64": 8,
-    "bf16": 9, "f32.ftz": 10, "tf32": 11,
+    "bf16": 9, "f32.ftz": 10, "tf32": 11, "tf32.ftz": 12,
 }  # fmt: skip
 SWIZZLES = (0, 32, 64, 128)
 

@@ -38,6 +38,7 @@ from fovea.emulator.isa.instruction import Array, Instruction
 from fovea.emulator.isa.row_copy import RowsCopy, rows_copy
 from fovea.emulator.layout.descriptor import CHUNK_BYTES
 from fovea.emulator.layout.tensor_map import MAP_BYTES, replace_field
+from fovea.emulator.layout.tensor_tile import loaded_tile
 
 _SOURCE = "PTX ISA 9.7.9.27"
 _DIMENSIONS = "1d 2d 3d 4d 5d"
@@ -168,11 +169,18 @@ def _load_effect(copy: TileCopy | RowsCopy, to: SharedPlace, mbar: SharedPlace) 
     def effect(operation: Operation) -> None:
         copy.check_read(operation.access)
         offsets = copy.shared_offsets(to.offset)
-        box = copy.read_global().reshape(*offsets.shape, CHUNK_BYTES)
+        box = _loaded(copy).reshape(*offsets.shape, CHUNK_BYTES)
         to.cta.shared.write_at(offsets, box, CHUNK_BYTES, operation.access)
         complete_bytes(mbar, copy.tensor.box_bytes, operation)
 
     return effect
+
+
+def _loaded(copy: TileCopy | RowsCopy) -> Array:
+    """Return the bytes that a load puts in shared memory."""
+    if isinstance(copy, RowsCopy):
+        return np.concatenate([_loaded(row) for row in copy.rows])
+    return loaded_tile(copy.tensor, copy.tile, copy.view)
 
 
 @instruction(

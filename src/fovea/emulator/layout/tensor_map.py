@@ -168,7 +168,7 @@ def decode_tensor_map(data: bytes) -> TensorMap:
         raise ValueError("interleaved tensor maps are not implemented; use interleave none")
     element = ELEMENT_TYPES[_PACKED_4_BIT if number == _PACKED_4_BIT_CODE else number]
     if flags >> 16 & 1:
-        element = ELEMENT_TYPES[_TF32]
+        element = ELEMENT_TYPES[_TF32_FTZ if number == _code_of(_TF32_FTZ) else _TF32]
     if rank > 5:
         raise ValueError(f"tensor map has rank {rank}; allowed: 1 to 5")
     strides = [(word[3 + i] | (word[7] >> 4 * i & 0xF) << 32) * 16 for i in range(rank - 1)]

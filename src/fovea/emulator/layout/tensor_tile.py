@@ -1,8 +1,8 @@
 """The bytes one tensor copy moves: which part of the tensor, and where in shared memory.
 
-What lives here: clipping a box against the tensor's bounds and the table of shared-memory chunks a
-box fills. Not here: the tensor map's format (tensor_map.py), moving bytes or signalling
-(isa/tensor_copy.py).
+What lives here: clipping a box against the tensor's bounds, the bytes a load makes of its elements,
+and the table of shared-memory chunks a box fills. Not here: the tensor map's format
+(tensor_map.py), moving bytes or signalling (isa/tensor_copy.py).
 
 Invariant: a tile is an array with the box's dimensions reversed (dimension 0 last). The part inside
 the tensor is a regular slice of it and, in global memory, a regular strided view: no element-wise
@@ -21,6 +21,10 @@ from numpy.typing import NDArray
 from fovea.emulator.layout.descriptor import CHUNK_BYTES
 from fovea.emulator.layout.swizzle import SWIZZLE_PERIOD_BYTES, swizzle
 from fovea.emulator.layout.tensor_map import TensorMap
+
+_FLOAT_TYPES = ("f16", "bf16", "f32", "f32.ftz", "f64", "tf32", "tf32.ftz")
+# The 16 bits that the NaN fill repeats, whatever the type (silicon-sm90 for f16, bf16 and f32).
+_NAN_FILL = 0x7FF7
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,41 @@ def tile_shape(tensor: TensorMap) -> tuple[int, ...]:
     """Return the tile array's shape in bytes: box counts reversed, dimension 0 in bytes."""
     counts = tensor.box_counts
     return (*reversed(counts[1:]), counts[0] * tensor.element.size_bytes)
+
+
+def loaded_tile(tensor: TensorMap, tile: Tile, view: NDArray[np.uint8] | None) -> NDArray[np.uint8]:
+    """Return a box as a load puts it in shared memory, out-of-bounds elements filled.
+
+    Shapes:
+        view: the part inside the tensor, as bytes of global memory, dimension 0 last; None if
+        nothing is inside.
+        result: as `tile_shape`.
+    """
+    shape, size = tile_shape(tensor), tensor.element.size_bytes
+    if tensor.fills_nan and tensor.element.name in _FLOAT_TYPES:
+        box = np.full((*shape[:-1], shape[-1] // 2), _NAN_FILL, np.uint16).view(np.uint8)
+    else:
+        box = np.zeros(shape, np.uint8)
+    if view is not None:
+        assert tile.inside is not None
+        *outer, inner = tile.inside
+        place = (*outer, slice(inner.start * size, inner.stop * size))
+        box[place] = view.reshape(*view.shape[: len(shape) - 1], -1)
+    return _tf32(box, tensor.element.name) if tensor.element.name.startswith("tf32") else box
+
+
+def _tf32(box: NDArray[np.uint8], element: str) -> NDArray[np.uint8]:
+    """Return elements rounded to 10 bits, to nearest even; tf32.ftz flushes first (inferred).
+
+    f32.ftz is no such case: silicon loads its subnormal numbers unchanged.
+    """
+    bits = box.view(np.uint32)
+    exponent = bits & np.uint32(0x7F800000)
+    if element.endswith(".ftz"):
+        bits = np.where(exponent == 0, bits & np.uint32(0x80000000), bits)
+    rounded = bits + np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1))
+    is_finite = exponent != np.uint32(0x7F800000)
+    return (np.where(is_finite, rounded, bits) & np.uint32(0xFFFFE000)).view(np.uint8)
 
 
 def shared_chunks(tensor: TensorMap, address: int) -> tuple[NDArray[np.int64], int]:
