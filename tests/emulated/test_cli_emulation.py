@@ -1,5 +1,7 @@
 """`fovea emulate`: the kernel's own PTX, judged against float64."""
 
+import json
+
 import torch
 
 from fovea.arch import SM90
@@ -17,12 +19,14 @@ def _within_budget(done) -> bool:
     return done.accuracy.error <= 2 * done.accuracy.plain_error + 2**-8
 
 
-def test_demo_call_runs_on_the_emulator_within_the_error_budget():
+def test_demo_call_runs_on_the_emulator_within_the_error_budget(tmp_path):
     call = make_call(EMULATED_SHAPE, EMULATED_WINDOW, CPU)
     problem = make_dense(call.q, call.k, call.v, Request(**call.keywords))
-    done = emulate(problem, SM90, seed=0)
+    done = emulate(problem, SM90, seed=0, trace=tmp_path / "trace.json")
     assert _within_budget(done)
     assert done.count("instructions.mma") > 0
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert any("wgmma" in event["args"]["instruction"] for event in events if event["name"] == "run")
 
 
 def test_output_is_the_same_under_another_schedule():

@@ -55,19 +55,11 @@ def check_gradients(found: Run, call: str) -> None:
         )
 
 
-SAME_VALUES = pytest.mark.xfail(
-    strict=False,
-    reason="CTAs of the preprocess kernel write the same values to rows past their tile "
-    "(flash_bwd_preprocess.py, gLSElog2): the emulator reports a race on global memory",
-)
-
-
 def backward_kernels():
     for arch in ("sm_90a", "sm_100a"):
         for head_dim, causal in ((64, True), (128, False), (128, True)):
             kernel = Kernel(arch=arch, head_dim=head_dim, causal=causal, is_backward=True)
-            marks = SAME_VALUES if str(kernel) == "sm_90a-d128-dense" else ()
-            yield pytest.param(kernel, id=str(kernel), marks=marks)
+            yield pytest.param(kernel, id=str(kernel))
 
 
 @pytest.mark.parametrize("kernel", list(backward_kernels()))

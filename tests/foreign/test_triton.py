@@ -133,14 +133,7 @@ def tensor_arguments(array: np.ndarray, meta: dict[str, Any]) -> list[Any]:
     return [encode_tensor_map(tensor), *array.shape, *strides]
 
 
-ALLOCATED = pytest.mark.xfail(
-    strict=False,
-    reason="on sm_100a a copy overwrites the result of tcgen05.alloc after barriers, without a "
-    "fence for the async proxy: the emulator reports a race",
-)
-
-
-@pytest.mark.parametrize("capability", [90, pytest.param(100, marks=ALLOCATED)])
+@pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("name", ["matmul_tma", "matmul_tma_8_warps"])
 def test_matmul_with_tensor_maps_is_right_under_twenty_schedules(compiled, name, capability):
     kernel = compiled(name, capability)
@@ -160,13 +153,6 @@ def test_matmul_with_tensor_maps_is_right_under_twenty_schedules(compiled, name,
     assert all(np.array_equal(outs[0], other) for other in outs)
 
 
-SAME_VALUE = pytest.mark.xfail(
-    strict=False,
-    reason="every warp of the first role writes the same word to shared memory, then comes a "
-    "barrier: the emulator reports a race of two equal writes",
-)
-
-
 def run_with_maps(kernel: Compiled, tensors: list[torch.Tensor], grid: int, scalars, seed: int):
     """Launch a kernel whose tensors travel as tensor maps."""
     memory, args = GlobalMemory(), []
@@ -181,8 +167,8 @@ def run_with_maps(kernel: Compiled, tensors: list[torch.Tensor], grid: int, scal
     [
         ("persistent", 90),
         ("persistent_specialized", 90),
-        pytest.param("persistent", 100, marks=ALLOCATED),
-        pytest.param("persistent_specialized", 100, marks=SAME_VALUE),
+        ("persistent", 100),
+        ("persistent_specialized", 100),
     ],
 )
 def test_persistent_matmul_is_right_under_schedules(compiled, name, capability):
@@ -200,7 +186,7 @@ def test_persistent_matmul_is_right_under_schedules(compiled, name, capability):
     [
         ("attention", 90),
         ("attention", 100),
-        pytest.param("attention_specialized", 100, marks=SAME_VALUE),
+        ("attention_specialized", 100),
     ],
 )
 def test_attention_is_right_under_schedules(compiled, name, capability):
@@ -241,9 +227,6 @@ def test_sort_is_exact(compiled, capability):
         np.testing.assert_array_equal(out, np.sort(x))
 
 
-@pytest.mark.xfail(
-    strict=False, reason="atom.global.gpu.acq_rel.add.u32: scope before order is not a known form"
-)
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_scan_and_histogram_are_exact(compiled, capability):
     x = np.random.default_rng(0).integers(0, 99, 1008).astype(np.int32)

@@ -5,6 +5,7 @@ Lives here: options in, a table out. The run is `emulation.py`'s.
 
 import math
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -20,6 +21,10 @@ from fovea.problem import Request, make_dense
 
 Arch = Annotated[str, typer.Option(help="sm90 | sm100.")]
 Seeds = Annotated[int, typer.Option(min=1, help="Random schedules to try.")]
+Trace = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write the first schedule as a trace for ui.perfetto.dev."),
+]
 
 # One tile and a ragged rest: large enough for a pipeline to turn over, small enough to be quick.
 DEFAULT = Shape(
@@ -46,6 +51,7 @@ def run(
     mask_mod: MaskMod = None,
     arch: Arch = "sm90",
     seeds: Seeds = 1,
+    trace: Trace = None,
 ) -> None:
     """Run a call's compiled kernel on the CPU emulator and compare it with float64.
 
@@ -76,7 +82,7 @@ def run(
         table.add_column(heading, justify="right")
     for seed in range(seeds):
         try:
-            done = emulate(problem, kernel.arch, seed=seed)
+            done = emulate(problem, kernel.arch, seed=seed, trace=None if seed else trace)
         except EmulatorError as fault:
             console.print(table)
             console.print(f"[bold]seed {seed}: {type(fault).__name__}[/]")

@@ -8,6 +8,7 @@ oracle before anything is reported.
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from fovea.arch import Arch
 from fovea.cli.accuracy import Accuracy, judge
@@ -36,16 +37,22 @@ class Emulation:
         return sum(value for name, value in self.counters.items() if name.startswith(prefix))
 
 
-def emulate(problem: AttentionProblem, arch: Arch, *, seed: int) -> Emulation:
-    """Run a problem's kernel under one random schedule.
+def emulate(
+    problem: AttentionProblem, arch: Arch, *, seed: int, trace: Path | None = None
+) -> Emulation:
+    """Run a problem's kernel under one random schedule; write its trace to a file if one is named.
 
     Raises:
         EmulatorError: the kernel did what hardware does not allow; the text says where.
         LauncherError: llvmlite is missing.
     """
     start = time.perf_counter()
-    forward, (result,) = emulated.emulate(problem, arch, options=Options(seed=seed))
+    forward, (result,) = emulated.emulate(
+        problem, arch, options=Options(seed=seed, trace=trace is not None)
+    )
     seconds = time.perf_counter() - start
+    if trace is not None:
+        result.write_trace(trace)
     return Emulation(
         accuracy=judge(forward.out, problem),
         counters=result.counters,
