@@ -19,6 +19,7 @@ import numpy as np
 from fovea.emulator.errors import LaunchError
 from fovea.emulator.host_arguments import device_array
 from fovea.emulator.isa.instruction import Array
+from fovea.emulator.junk import run_past_junk
 from fovea.emulator.machine.grid import Machine, check_geometry
 from fovea.emulator.machine.memory import CONST_WINDOW, GlobalMemory, Segment
 from fovea.emulator.options import Options
@@ -128,12 +129,7 @@ class Module:
             PtxError: an instruction is wrong or not implemented.
             Fault: the kernel did something wrong.
         """
-        options = Options() if options is None else options
-        if not isinstance(options, Options):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise LaunchError(
-                f"options={options!r} must be an emulator.Options, got {type(options).__name__}; "
-                "write options=emulator.Options(seed=1)"
-            )
+        options = _checked(options)
         found = self._layout.kernel(kernel, options.tensor_load_wait)
         grid_shape, block_shape = _three("grid", grid), _three("block", block)
         cluster_shape = _three("cluster", cluster)
@@ -146,31 +142,41 @@ class Module:
         total = self._total_shared(found, shared_bytes)
         for name, array in self._layout.global_arrays.items():
             memory.register_bytes(array, array.ctypes.data, f"variable {name}")
-        machine = Machine(
-            found.program,
-            memory,
-            options,
-            grid_shape,
-            block_shape,
-            cluster_shape,
-            parameters,
-            total,
-        )
+
+        def attempt(junk: int | None) -> Result:
+            machine = Machine(
+                found.program,
+                memory,
+                options,
+                grid_shape,
+                block_shape,
+                cluster_shape,
+                parameters,
+                total,
+            )
+            machine.shared_junk = junk
+            return self._run(machine)
+
+        if options.detect_uninitialised and total:
+            return run_past_junk(attempt, memory)
+        return attempt(None)
+
+    def _run(self, machine: Machine) -> Result:
         machine.constants = Segment(
             "the constant bank", "const", self._layout.constants, CONST_WINDOW
         )
-        if options.trace:
+        if machine.options.trace:
             machine.trace = Trace()
-        if options.detect_races:
-            machine.global_races.watch(memory.segments)
+        if machine.options.detect_races:
+            machine.global_races.watch(machine.memory.segments)
         try:
             with np.errstate(all="ignore"):
                 Scheduler(machine).run()
         finally:
-            for segment in memory.segments:
+            for segment in machine.memory.segments:
                 segment.shadow = None
         return Result(
-            kernel=kernel,
+            kernel=machine.program.kernel,
             counters=dict(machine.counters.sums),
             counters_by_warp=machine.counters.by_warp,
             steps=machine.step,
@@ -191,6 +197,16 @@ class Module:
                 f"{limit} bytes a CTA may have on {self.target}"
             )
         return total
+
+
+def _checked(options: Options | None) -> Options:
+    options = Options() if options is None else options
+    if not isinstance(options, Options):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise LaunchError(
+            f"options={options!r} must be an emulator.Options, got {type(options).__name__}; "
+            "write options=emulator.Options(seed=1)"
+        )
+    return options
 
 
 def load_ptx(text: str) -> Module:

@@ -38,9 +38,10 @@ def test_uninitialised_shared_read_names_lane_and_address() -> None:
     mov.u32 %a, %tid.x; setp.lt.u32 %p, %a, 7; shl.b32 %a, %a, 2;
     .reg .b32 %base; mov.u32 %base, s; add.u32 %a, %a, %base;
     @%p st.shared.b32 [%a], 1;
-    ld.shared.b32 %b, [%a];"""
+    ld.shared.b32 %b, [%a];
+    .reg .b64 %out; ld.param.u64 %out, [out]; st.global.b32 [%out], %b;"""
     with pytest.raises(emulator.UninitialisedRead) as info:
-        run(body)
+        run(body, np.zeros(1, np.uint32), signature=".param .u64 out")
     assert info.value.where.lane == 7
     assert info.value.where.address == 0x400 + 28
 

@@ -419,6 +419,7 @@ def test_unused_bytes_of_a_load_may_lie_past_an_array() -> None:
 
 def test_used_bytes_belong_to_the_next_instruction_alone() -> None:
     body = f"{_PRAGMA}\nmov.u32 %v, 0;\nld.shared.v4.b32 {{%v, %r, %w, %t}}, [%s];"
+    body += "st.global.b32 [%b], %v;"
     with pytest.raises(emulator.UninitialisedRead):
         launch(body)
 

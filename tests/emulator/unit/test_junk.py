@@ -1,0 +1,105 @@
+"""Reads of unwritten shared memory: a fault if the bytes decide something, else a warning."""
+
+import numpy as np
+import pytest
+
+from fovea import emulator
+from fovea.emulator import Options
+
+HEAD = ".version 8.7\n.target sm_90a\n.address_size 64\n"
+# words 0..15 of s are written, thread t reads word t and knows of it by %in
+ROWS = """.visible .entry k(.param .u64 out)
+{{
+    .shared .align 16 .b8 s[128];
+    .reg .b32 %t, %s, %v, %w; .reg .f32 %f, %g; .reg .b64 %out, %o; .reg .pred %in, %p;
+    ld.param.u64 %out, [out]; mov.u32 %t, %tid.x; setp.lt.u32 %in, %t, 16;
+    mul.wide.u32 %o, %t, 4; add.u64 %out, %out, %o;
+    mov.u32 %s, s; mad.lo.u32 %s, %t, 4, %s;
+    @%in st.shared.b32 [%s], %t;
+    bar.sync 0;
+    ld.shared.b32 %v, [%s];
+    {body}
+    ret;
+}}
+"""
+
+
+def launch(body: str, **options) -> tuple[np.ndarray, emulator.Result]:
+    out = np.full(64, 99, np.uint32)
+    result = emulator.load_ptx(HEAD + ROWS.format(body=body)).launch(
+        "k", 1, 32, args=[out], options=Options(**options)
+    )
+    return out, result
+
+
+DROPPED = {
+    "a guarded store": "add.u32 %v, %v, 1; @%in st.global.b32 [%out], %v;",
+    "a select": """add.u32 %v, %v, 1; selp.b32 %v, %v, 5, %in;
+        @%in st.global.b32 [%out], %v;""",
+    "a shuffle and a store to shared memory": """shfl.sync.bfly.b32 %w, %v, 1, 31, -1;
+        st.shared.b32 [%s], %w; shfl.sync.bfly.b32 %v, %w, 1, 31, -1; add.u32 %v, %v, 1;
+        @%in st.global.b32 [%out], %v;""",
+}
+
+
+@pytest.mark.parametrize("name", list(DROPPED))
+def test_unwritten_bytes_that_are_dropped_are_a_warning(name):
+    for seed in range(3):
+        out, result = launch(DROPPED[name], seed=seed)
+        assert out.tolist() == [*range(1, 17), *[99] * 48]
+        (warning,) = result.warnings
+        assert warning.startswith("PTX line 13 `ld.shared.b32 %v, [%s]`")
+
+
+USED = {
+    "stored": "st.global.b32 [%out], %v;",
+    "added up": "redux.sync.add.s32 %w, %v, -1; st.global.b32 [%out], %w;",
+    "the largest": "redux.sync.max.u32 %w, %v, -1; st.global.b32 [%out], %w;",
+    "squared": """mov.b32 %f, %v; mul.f32 %f, %f, %f; st.global.f32 [%out], %f;""",
+    "compared and branched on": """setp.gt.s32 %p, %v, 5; @%p bra STORE; bra END;
+        STORE: st.global.b32 [%out], 1;
+        END:""",
+    "an address": """and.b32 %v, %v, 12; cvt.u64.u32 %o, %v; add.u64 %out, %out, %o;
+        @!%in st.global.b32 [%out], 1;""",
+    "a wild address": """cvt.u64.u32 %o, %v; add.u64 %out, %out, %o;
+        ld.global.b32 %w, [%out];""",
+}
+
+
+@pytest.mark.parametrize("name", list(USED))
+def test_unwritten_bytes_that_decide_something_are_a_fault(name):
+    for seed in range(3):
+        with pytest.raises(emulator.UninitialisedRead) as info:
+            launch(USED[name], seed=seed)
+        assert info.value.line == 13
+
+
+def test_fault_leaves_memory_as_it_was():
+    out = np.full(64, 99, np.uint32)
+    module = emulator.load_ptx(HEAD + ROWS.format(body=USED["stored"]))
+    with pytest.raises(emulator.UninitialisedRead):
+        module.launch("k", 1, 32, args=[out])
+    assert (out == 99).all()
+
+
+def test_read_modify_write_of_memory_happens_once():
+    body = "@%in red.global.add.u32 [%out], %v;"
+    out, result = launch(body)
+    assert out.tolist() == [*range(99, 99 + 16), *[99] * 48]
+    assert len(result.warnings) == 1
+
+
+def test_dropped_read_that_nothing_orders_with_its_write_is_still_a_fault():
+    body = """{barrier} setp.ge.u32 %p, %t, 32; @%p ld.shared.b32 %w, [s+64];
+        setp.eq.u32 %p, %t, 0; {barrier} @%p st.shared.b32 [s+64], 7;"""
+    text = HEAD + ROWS.replace("ld.shared.b32 %v, [%s];", "")
+    for barrier, expected in (("bar.sync 0;", 0), ("", 20)):
+        module, found = emulator.load_ptx(text.format(body=body.format(barrier=barrier))), 0
+        for seed in range(20):
+            try:
+                module.launch(
+                    "k", 1, 64, args=[np.zeros(64, np.uint32)], options=Options(seed=seed)
+                )
+            except (emulator.RaceError, emulator.UninitialisedRead):
+                found += 1
+        assert found == expected
