@@ -128,7 +128,10 @@ class ForwardLaunch:
                 target = _padded_out(out, v.shape[-1])
         lse = counter = order = None
         place = 4 + self.num_captures
-        if self.memory_of is not None and (self.is_dynamic or not keeps_lse):
+        memory = None
+        if self.memory_of is not None and (
+            self.is_dynamic or not keeps_lse or not self.has_plain_captures
+        ):
             memory = self.memory_of(self.device)
             if memory is not None:
                 lse = None if keeps_lse else memory.scratch(self.lse_shape)
@@ -156,7 +159,7 @@ class ForwardLaunch:
             (scale, scale * LOG2_E, 1.0 if softcap is None else softcap),
             self.integers,
             # None, not an empty tuple: the launcher has no type for nothing.
-            self._captures(tensors) if self.num_captures else None,
+            self._captures(tensors, memory) if self.num_captures else None,
             None if scalars is NO_SCALARS else (*scalars[0], *scalars[1], *scalars[2]) or None,
         )
         if target is not out:
@@ -175,7 +178,7 @@ class ForwardLaunch:
             self.lse_shape, self.lse_strides, dtype=torch.float32, device=self.device
         )
 
-    def _captures(self, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
+    def _captures(self, tensors: Sequence[Any], memory: StreamMemory | None) -> tuple[Tensor, ...]:
         captures = tensors[4 : 4 + self.num_captures]
         if self.has_plain_captures and not any(
             is_paired and tensor.data_ptr() % PAIR_ALIGNMENT
@@ -184,7 +187,7 @@ class ForwardLaunch:
             return tuple(captures)
         return tuple(
             [
-                _capture(tensor.detach(), self.device, is_paired=is_paired)
+                _capture(tensor.detach(), self.device, memory, is_paired=is_paired)
                 for tensor, is_paired in zip(captures, self.is_paired, strict=True)
             ]
         )
@@ -260,7 +263,9 @@ def _integers(problem: AttentionProblem, num_sms: int) -> tuple[int, int, int, i
     return (band.offset, left, right, min(section, rows), num_sms)
 
 
-def _capture(tensor: Tensor, device: torch.device, *, is_paired: bool) -> Tensor:
+def _capture(
+    tensor: Tensor, device: torch.device, memory: StreamMemory | None, *, is_paired: bool
+) -> Tensor:
     """Return a captured tensor as the kernel reads it.
 
     With a unit last stride and, where it is read two elements at a time, aligned for that and of an
@@ -285,4 +290,6 @@ def _capture(tensor: Tensor, device: torch.device, *, is_paired: bool) -> Tensor
     # One number on the host, as torch's own operations allow. Its value goes along as an argument
     # of a fill: a copy from pageable memory may wait, and a CUDA graph would repeat it from memory
     # that is gone.
+    if memory is not None:
+        return memory.number(tensor.item(), tensor.dtype)
     return torch.full((1,), tensor.item(), dtype=tensor.dtype, device=device)

@@ -1,9 +1,9 @@
 """Small device memory that launches of one stream take turns with, in place of an allocation each.
 
-Lives here: zeroed counters, each used once, memory for results that nobody asked for, and the order
-of a block mask's query tiles. Not here: the launches (`cuda.py`). Invariant: only launches in the
-order of one stream share memory, and none that a CUDA graph records: a graph may be replayed on any
-stream, and after this memory is gone.
+Lives here: zeroed counters, each used once, memory for results that nobody asked for, numbers of
+the host, and the order of a block mask's query tiles. Not here: the launches (`cuda.py`).
+Invariant: only launches in the order of one stream share memory, and none that a CUDA graph
+records: a graph may be replayed on any stream, and after this memory is gone.
 """
 
 from typing import Any, cast
@@ -23,17 +23,19 @@ _COUNTERS = 256  # made with one memset
 _SCRATCH_BYTES = 2**20  # larger results are worth an allocation
 _SCRATCH_SHAPES = 16
 _ORDERS = 64
+_NUMBERS = 64
 
 
 class StreamMemory:
     """What launches on one stream share; freed memory waits for the stream, as torch's does."""
 
-    __slots__ = ("_counters", "_device", "_orders", "_scratch")
+    __slots__ = ("_counters", "_device", "_numbers", "_orders", "_scratch")
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._counters: list[Tensor] = []
         self._scratch: dict[tuple[int, ...], Tensor] = {}
+        self._numbers: dict[tuple[torch.dtype, str], Tensor] = {}
         self._orders: dict[tuple[int, int, int], tuple[ref[Tensor], Tensor]] = {}
 
     def counter(self) -> Tensor:
@@ -55,6 +57,17 @@ class StreamMemory:
             if len(self._scratch) >= _SCRATCH_SHAPES:
                 self._scratch.clear()
             self._scratch[shape] = found
+        return found
+
+    def number(self, value: float, dtype: torch.dtype) -> Tensor:
+        """Return a number of the host on the device, shape (1,), for launches that read it."""
+        key = (dtype, repr(value))  # not the value: -0.0 equals 0.0, and NaN nothing
+        found = self._numbers.get(key)
+        if found is None:
+            found = torch.full((1,), value, dtype=dtype, device=self._device)
+            if len(self._numbers) >= _NUMBERS:
+                self._numbers.clear()
+            self._numbers[key] = found
         return found
 
     def tile_order(

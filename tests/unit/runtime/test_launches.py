@@ -269,7 +269,7 @@ def test_number_on_the_host_goes_along_without_a_copy_from_host_memory(number):
             return func(*args, **(kwargs or {}))
 
     with Spy():
-        found = arguments._capture(number, torch.device("meta"), is_paired=False)
+        found = arguments._capture(number, torch.device("meta"), None, is_paired=False)
     assert found.is_meta
     assert found.shape == (1,)
     assert not any("copy" in name for name, _ in calls)
@@ -401,3 +401,26 @@ def test_order_of_query_tiles_is_kept_with_its_mask_alone():
         expected = [2 * row + half for row in reversed(range(rows)) for half in (0, 1)]
         assert order.tolist() == [tile for tile in expected if tile < 2 * rows - 1]
     assert len(memory._orders) <= stream_memory._ORDERS
+
+
+def test_numbers_of_the_host_are_kept_apart_by_sign_and_type_and_bounded():
+    memory = stream_memory.StreamMemory(torch.device("cpu"))
+    values = [0.0, -0.0, float("nan"), 2.5]
+    first = [memory.number(value, torch.float32) for value in values]
+    assert [
+        memory.number(value, torch.float32) is one for value, one in zip(values, first, strict=True)
+    ] == [True] * 4
+    assert torch.signbit(torch.cat(first[:2])).tolist() == [False, True]
+    assert bool(first[2].isnan())
+    assert memory.number(2, torch.int64).dtype == torch.int64
+    for value in range(3 * stream_memory._NUMBERS):
+        assert memory.number(value, torch.float32).item() == value
+    assert len(memory._numbers) <= stream_memory._NUMBERS
+
+
+def test_number_on_the_host_that_changes_is_seen_by_a_recognised_call(launched):
+    number = torch.tensor(0.25)
+    for value in (0.25, 0.25, 0.5, -0.0):
+        number.fill_(value)
+        given = captures_of_launch(launched, score_mod=lambda s, b, h, i, j: s * number)
+        assert torch.equal(given[0], torch.tensor([value]))
