@@ -313,7 +313,7 @@ class Shadow:
             ]
             if not late:
                 del self._equal[cell]
-            elif changed is not None and not changed()[np.ravel(cells) == cell].any():
+            elif changed is not None and not changed()[np.asarray(cells) == cell].any():
                 self._equal[cell] = late
             else:
                 rule = "the two accesses are not ordered by a barrier, phase or wait"
