@@ -46,6 +46,11 @@ def packed(sizes: tuple[int, ...], element: str, over: str, **more: Any) -> Tens
     )
 
 
+def steps_of(tensor: Tensor) -> tuple[int, ...]:
+    """Return the element strides; that of dimension 0 is ignored (cuTensorMapEncodeTiled)."""
+    return (1, *(tensor.element_strides or (1,) * len(tensor.sizes))[1:])
+
+
 def swizzled(offset: int, width: int) -> int:
     """Return where byte `offset` of an aligned tile lies: chunk bits 4-6 XOR line bits 7-9."""
     mask = {0: 0, 32: 1, 64: 3, 128: 7}[width]
@@ -54,7 +59,7 @@ def swizzled(offset: int, width: int) -> int:
 
 def places(tensor: Tensor, at: tuple[int, ...]) -> Iterator[tuple[int, int | None]]:
     """Yield (byte in the shared tile, byte in the tensor or None) of every element of a box."""
-    steps = tensor.element_strides or (1,) * len(tensor.sizes)
+    steps = steps_of(tensor)
     counts = [-(-b // s) for b, s in zip(tensor.box, steps)]
     size = BYTES[tensor.element]
     strides = (size, *tensor.strides)
@@ -67,7 +72,7 @@ def places(tensor: Tensor, at: tuple[int, ...]) -> Iterator[tuple[int, int | Non
 
 def box_bytes(tensor: Tensor) -> int:
     """Return the size of a box in shared memory."""
-    steps = tensor.element_strides or (1,) * len(tensor.sizes)
+    steps = steps_of(tensor)
     return int(np.prod([-(-b // s) for b, s in zip(tensor.box, steps)])) * BYTES[tensor.element]
 
 
@@ -161,6 +166,8 @@ def loads() -> Iterator[BlockCase]:
         yield load_case(f"load {element} nan fill", tensor, (inner // 2, 4))
     tensor = packed((32, 16), "u16", "in", box=(16, 8), element_strides=(1, 3))
     yield load_case("load element strides", tensor, (8, 1))
+    tensor = packed((32, 16), "u32", "in", box=(16, 8), element_strides=(2, 2))
+    yield load_case("load inner element stride", tensor, (4, 3))
     tensor = packed((32, 16), "u16", "in", box=(16, 8))
     yield load_case("load shared cta", tensor, (8, 4), space="shared::cta")
     yield load_case("load without tile", tensor, (8, 4), tile="")

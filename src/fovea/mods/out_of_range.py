@@ -66,8 +66,7 @@ def _missing(
         return (a & (b | y)) | (b & (a | x))
     if node.op in REDUCTIONS:
         dimension = -(around.rank + int(node.attrs[0]) + 1)
-        shape = torch.broadcast_shapes(flags[0].shape, values[0].shape)
-        found = flags[0].expand(shape)
+        found = torch.broadcast_tensors(flags[0], values[0])[0]
         some = found.any(dimension, keepdim=True)
         if node.op not in ("any", "all"):
             return some

@@ -108,8 +108,9 @@ def made_for(h: Tensor, heads: int) -> Tensor:
     For a formula in place of a table: a table is checked by its extent.
     """
     if isinstance(h, Traced):
-        is_recorded = type(heads) is CapturedNumber
-        h.fovea_tracer.heads.append(cast(Any, heads).fovea_recipe if is_recorded else heads)
+        number: Any = heads  # a captured one while a mod is traced
+        is_recorded = type(number) is CapturedNumber
+        h.fovea_tracer.heads.append(number.fovea_recipe if is_recorded else number)
     return h
 
 

@@ -223,10 +223,16 @@ def test_tensor_load_can_fill_with_nan():
 
 def test_tensor_load_samples_at_the_element_strides():
     array = aligned((16, 32), np.uint16)
-    tensor = map_of(array, (16, 8), element_strides=(2, 3))
-    out = np.zeros((3, 8), np.uint16)
-    run(load_kernel(2, (4, 1), 48), tensor, out, array)
-    assert np.array_equal(out, array[1:9:3, 4:20:2])
+    tensor = map_of(array, (16, 8), element_strides=(2, 3))  # dimension 0's is ignored
+    out = np.zeros((3, 16), np.uint16)
+    run(load_kernel(2, (8, 1), 96), tensor, out, array)
+    assert np.array_equal(out, array[1:9:3, 8:24])
+
+
+@pytest.mark.parametrize("column", [-4, 1, 12])
+def test_box_that_begins_between_16_byte_chunks_is_a_fault(column):
+    tensor = map_of(array := aligned((16, 32), np.uint16), (16, 8))
+    fault(IllegalOperand, load_kernel(2, (column, 0), 256), tensor, array, "multiple of 16")
 
 
 def test_tensor_load_of_overlapping_and_strided_rows_follows_the_strides():

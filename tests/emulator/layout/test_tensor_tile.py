@@ -23,7 +23,7 @@ def test_clipped_box_covers_the_elements_inside_the_tensor(data):
 
     expected = np.full(tuple(reversed(tensor.box_counts)), -1, np.int64)
     for index in itertools.product(*(range(n) for n in tensor.box_counts)):
-        where = [s + i * step for s, i, step in zip(start, index, steps)]
+        where = [s + i * step for s, i, step in zip(start, index, (1, *steps[1:]))]
         if all(0 <= w < n for w, n in zip(where, sizes)):
             offset = sum(w * s for w, s in zip(where, tensor.strides))
             expected[tuple(reversed(index))] = 4096 + offset

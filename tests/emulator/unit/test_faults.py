@@ -22,7 +22,12 @@ def run(body: str, *args: Any, block: int = 32, signature: str = "", **more: Any
 
 def test_uninitialised_register_names_register_and_line() -> None:
     with pytest.raises(emulator.UninitialisedRead, match="register %a was never written") as info:
-        run(".reg .b32 %a, %b;\nadd.u32 %b, %a, 1;")
+        run(
+            ".reg .b32 %a, %b; .reg .b64 %p;\nadd.u32 %b, %a, 1;"
+            "ld.param.u64 %p, [a]; st.global.b32 [%p], %b;",
+            np.zeros(1, np.uint32),
+            signature=".param .u64 a",
+        )
     assert info.value.line == 7
     assert info.value.where.warp == 0
 

@@ -20,15 +20,13 @@ from fovea.emulator.errors import IllegalOperand, Misaligned, OutOfBounds, RaceE
 from fovea.emulator.isa.instruction import Array, Instruction
 from fovea.emulator.layout.descriptor import CHUNK_BYTES
 from fovea.emulator.layout.tensor_map import MAP_BYTES, TensorMap, decode_tensor_map
-from fovea.emulator.layout.tensor_tile import Tile, clip_box, shared_chunks, tile_shape
+from fovea.emulator.layout.tensor_tile import Tile, clip_box, shared_chunks
 from fovea.emulator.machine.barrier import MBarrier
 from fovea.emulator.machine.memory import RANK_SHIFT
 from fovea.emulator.races import Access
 
 _OFFSET_MASK = (1 << RANK_SHIFT) - 1
 _TENSOR_ALIGNMENT = 128
-_NAN_BITS = {2: 0x7FFF, 4: 0x7FFFFFFF, 8: 0x7FFFFFFFFFFFFFFF}
-_FLOAT_TYPES = ("f16", "bf16", "f32", "f32.ftz", "f64", "tf32", "tf32.ftz")
 
 
 def start(warp: Any, i: Instruction, effects: Sequence[Effect], **more: Any) -> Operation:
@@ -220,23 +218,6 @@ class TileCopy:
                 shadow.on_write(words, access, 15, lambda: (view != new).reshape(-1, 4).any(axis=1))
         view[...] = new
 
-    def read_global(self) -> Array:
-        """Return the whole box as bytes, out-of-bounds elements filled."""
-        shape = tile_shape(self.tensor)
-        size = self.tensor.element.size_bytes
-        if self.tensor.fills_nan and self.tensor.element.name in _FLOAT_TYPES:
-            count = shape[-1] // size
-            nan = np.array([_NAN_BITS[size]], np.uint64).view(np.uint8)[:size]
-            box = np.ascontiguousarray(np.broadcast_to(np.tile(nan, count), shape))
-        else:
-            box = np.zeros(shape, np.uint8)
-        if self.view is not None:
-            assert self.tile.inside is not None
-            box[_byte_slices(self.tile.inside, size)] = self.view.reshape(
-                *self.view.shape[: len(shape) - 1], -1
-            )
-        return _converted(box, self.tensor.element.name)
-
     def inside_of(self, box: Array) -> Array:
         """Return the part of a box of bytes that lies inside the tensor, shaped as the view."""
         assert self.tile.inside is not None
@@ -288,20 +269,6 @@ def tile_copy(
 def _byte_slices(inside: tuple[slice, ...], size: int) -> tuple[slice, ...]:
     last = inside[-1]
     return (*inside[:-1], slice(last.start * size, last.stop * size))
-
-
-def _converted(box: Array, element: str) -> Array:
-    """Return loaded bytes as the engine converts them: tf32 rounds to nearest even, ftz flushes."""
-    if element.endswith(".ftz"):
-        value = box.view(np.float32)
-        tiny = np.abs(value) < np.float32(2.0**-126)
-        box = np.where(tiny, np.copysign(np.float32(0), value), value).view(np.uint8)
-    if element.startswith("tf32"):
-        bits = box.view(np.uint32)
-        rounded = bits + np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1))
-        is_finite = bits & np.uint32(0x7F800000) != np.uint32(0x7F800000)
-        box = (np.where(is_finite, rounded, bits) & np.uint32(0xFFFFE000)).view(np.uint8)
-    return box
 
 
 # --- lanes --------------------------------------------------------------------------------------

@@ -12,8 +12,6 @@ Source: PTX ISA 5.5.3.4; the map's box is one row (CUTLASS's gather4 atoms; evid
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from fovea.emulator.errors import IllegalOperand
 from fovea.emulator.isa.copy_engine import TileCopy, tile_copy
 from fovea.emulator.isa.instruction import Array, Instruction
@@ -36,10 +34,6 @@ class RowsCopy:
 
     tensor: TensorMap
     rows: tuple[TileCopy, ...]
-
-    def read_global(self) -> Array:
-        """Return the four rows as bytes, out-of-bounds elements filled."""
-        return np.concatenate([row.read_global() for row in self.rows])
 
     def shared_offsets(self, address: int) -> Array:
         """Return the offsets of the 16-byte chunks at shared offset `address`."""

@@ -81,6 +81,14 @@ class _TileReader:
         i = self._instruction
         tensor = tensor_map_at(i, warp, lane, int(operands[0][lane]), mask)
         coordinates = tuple(int(lanes[lane]) for lanes in operands[1:])
+        start = coordinates[0] * tensor.element.size_bytes // tensor.pack
+        if start % CHUNK_BYTES:
+            raise IllegalOperand(
+                f"the box begins {start} bytes along dimension 0 (coordinate {coordinates[0]}); "
+                "it must be a multiple of 16: elsewhere the hardware reports an illegal "
+                "instruction",
+                warp.where(i, lane=lane),
+            )
         if i["rows"]:
             return rows_copy(i, warp, lane, tensor, coordinates)
         return tile_copy(i, warp, lane, tensor, coordinates)

@@ -129,9 +129,14 @@ class TensorMap:
         return 2 if self.element.number == _PACKED_4_BIT else 1
 
     @property
+    def steps(self) -> tuple[int, ...]:
+        """Element strides that count: dimension 0 has none (driver API, cuTensorMapEncodeTiled)."""
+        return (1, *self.element_strides[1:])
+
+    @property
     def box_counts(self) -> tuple[int, ...]:
         """Elements a copy moves along each dimension: the box sampled at the element strides."""
-        return tuple(-(-b // s) for b, s in zip(self.box, self.element_strides, strict=True))
+        return tuple(-(-b // s) for b, s in zip(self.box, self.steps, strict=True))
 
     @property
     def box_bytes(self) -> int:

@@ -83,7 +83,7 @@ def clip_box(tensor: TensorMap, coordinates: tuple[int, ...]) -> Tile:
         tensor.box_counts,
         tensor.sizes,
         tensor.strides,
-        tensor.element_strides,
+        tensor.steps,
         strict=True,
     ):
         low = max(0, -(start // step))
@@ -145,17 +145,9 @@ def shared_chunks(tensor: TensorMap, address: int) -> tuple[NDArray[np.int64], i
     Shapes:
         result: [rows, chunks per row], with rows running over dimensions 1 and up, dimension 1
         fastest.
-
-    Raises:
-        ValueError: when a sampled row is no whole number of 16-byte chunks.
     """
     counts = tensor.box_counts
-    row_bytes = counts[0] * tensor.element.size_bytes
-    if row_bytes % CHUNK_BYTES:
-        raise ValueError(
-            f"the box covers {row_bytes} bytes of dimension 0 after sampling; "
-            "a multiple of 16 is implemented"
-        )
+    row_bytes = counts[0] * tensor.element.size_bytes  # whole chunks: the map is checked for it
     rows = 1
     for count in counts[1:]:
         rows *= count
