@@ -1,12 +1,13 @@
-"""Shared memory that is read before it was written: a fault only if its bytes decide something.
+"""What is read before it was written: a fault only if its bytes decide something.
 
-Kernels load whole tiles of which the last rows were never filled, compute on them, and drop what
-comes of it. A launch that meets such a read is therefore run again, under the same schedule, with
-several contents of unwritten shared memory. If memory, control flow and output are the same for
+Kernels load whole tiles of which the last rows were never filled, or branch past the loads of some
+registers, compute on what is there, and drop what comes of it. A launch that meets such a read is
+therefore run again, under the same schedule, with several contents of unwritten shared memory and
+registers. If memory, control flow and output are the same for
 all, the bytes decide nothing and a warning tells of the read; else the first report stands.
-Lives here: those runs. Not here: which bytes were written (`machine/memory.py`); registers, local
-and tensor memory, whose reads are always faults. Invariant: a launch ends with the memory of one
-whole run or, if it faults, as it was before.
+Lives here: those runs. Not here: which bytes were written (`machine/memory.py`, `machine/warp.py`);
+local and tensor memory and results in flight, whose reads are always faults. Invariant: a launch
+ends with the memory of one whole run or, if it reads what nobody wrote, as it was before.
 """
 
 import dataclasses
@@ -25,11 +26,11 @@ _LIMIT_BYTES = 1 << 30  # launches with more global memory are not run again: it
 
 
 def run_past_junk(attempt: Callable[[int | None], Any], memory: GlobalMemory) -> Any:
-    """Run a launch; if it reads unwritten shared memory, find out whether that matters.
+    """Run a launch; if it reads what nobody wrote, find out whether that matters.
 
     Args:
-        attempt: runs the launch and returns its Result; given a byte, unwritten shared memory
-            consists of it and is no fault.
+        attempt: runs the launch and returns its Result; given a byte, unwritten registers and
+            shared memory consist of it and are no fault.
         memory: what the launch may write.
 
     Raises:
@@ -43,15 +44,13 @@ def run_past_junk(attempt: Callable[[int | None], Any], memory: GlobalMemory) ->
     try:
         return attempt(None)
     except UninitialisedRead as error:
-        if error.where.space != "shared":
-            raise
         result = _same_for_all(attempt, segments, before)
         if result is None:
             _restore(segments, before)
             raise
         warning = (
-            f"PTX line {error.where.line} `{error.where.text}`: shared memory that nobody wrote "
-            "is read; what it holds changes no result"
+            f"PTX line {error.where.line} `{error.where.text}`: {error.message}; what it holds "
+            "changes no result"
         )
         return dataclasses.replace(result, warnings=(*result.warnings, warning))
 

@@ -15,7 +15,8 @@ class Options:
         seed: orders warps and asynchronous work; each seed is another legal schedule.
         detect_races: vector clocks on shared, tensor and global memory within a cluster, and the
             last writers of global memory between clusters.
-        detect_uninitialised: shared-memory, tensor-memory and local reads before a write raise.
+        detect_uninitialised: reads of shared, tensor and local memory before a write raise; those
+            of shared memory and of registers only where the bytes decide something.
         max_steps: scheduler steps before `StepLimitExceeded`; None for no limit.
         max_segments: the most code segments a warp runs before another may (1 or more).
         async_delay: "random" (any legal moment), "eager" (at issue), "late" (only when needed).

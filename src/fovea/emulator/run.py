@@ -154,12 +154,10 @@ class Module:
                 parameters,
                 total,
             )
-            machine.shared_junk = junk
+            machine.junk = junk
             return self._run(machine)
 
-        if options.detect_uninitialised and total:
-            return run_past_junk(attempt, memory)
-        return attempt(None)
+        return run_past_junk(attempt, memory)
 
     def _run(self, machine: Machine) -> Result:
         machine.constants = Segment(

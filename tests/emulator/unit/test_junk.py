@@ -1,4 +1,4 @@
-"""Reads of unwritten shared memory: a fault if the bytes decide something, else a warning."""
+"""Reads of what nobody wrote: a fault if the bytes decide something, else a warning."""
 
 import numpy as np
 import pytest
@@ -72,6 +72,30 @@ def test_unwritten_bytes_that_decide_something_are_a_fault(name):
         with pytest.raises(emulator.UninitialisedRead) as info:
             launch(USED[name], seed=seed)
         assert info.value.line == 13
+
+
+# a warp of which no lane takes the load goes on with the register
+BRANCH = """setp.ge.u32 %p, %t, {first}; @%p bra PAST;
+    ld.global.b32 %w, [%out];
+    PAST: add.u32 %w, %w, 1;
+    {guard} st.global.b32 [%out], %w;"""
+
+
+def test_unwritten_register_that_is_dropped_is_a_warning():
+    text = HEAD + ROWS.replace("ld.shared.b32 %v, [%s];", "")
+    body = BRANCH.format(first=32, guard="@!%p")
+    out = np.full(64, 99, np.uint32)
+    result = emulator.load_ptx(text.format(body=body)).launch("k", 1, 64, args=[out])
+    assert out.tolist() == [100] * 32 + [99] * 32
+    (warning,) = result.warnings
+    assert "register %w was never written; what it holds changes no result" in warning
+
+
+def test_unwritten_register_that_decides_something_is_a_fault():
+    text = HEAD + ROWS.replace("ld.shared.b32 %v, [%s];", "")
+    module = emulator.load_ptx(text.format(body=BRANCH.format(first=32, guard="")))
+    with pytest.raises(emulator.UninitialisedRead, match="register %w was never written"):
+        module.launch("k", 1, 64, args=[np.full(64, 99, np.uint32)])
 
 
 def test_fault_leaves_memory_as_it_was():

@@ -69,7 +69,7 @@ class Machine:
         self.random = Random(options.seed)
         self.counters = Counters(program)
         self.trace: Any = None
-        self.shared_junk: int | None = None  # the bytes of unwritten shared memory, see `junk.py`
+        self.junk: int | None = None  # the bytes of what nobody wrote, see `junk.py`
         self.step = 0
         self.time = 0
         self.events = 0
@@ -196,9 +196,9 @@ class Cta:
         size = SHARED_RESERVED_BYTES + machine.shared_bytes
         size = -(-size // 16) * 16
         name = f"shared memory of CTA {self.index}"
-        data = np.full(size, machine.shared_junk or 0, np.uint8)
+        data = np.full(size, machine.junk or 0, np.uint8)
         shared = Segment(name, "shared", data, 0, SHARED_RESERVED_BYTES)
-        if machine.options.detect_uninitialised and machine.shared_junk is None:
+        if machine.options.detect_uninitialised and machine.junk is None:
             shared.track_initialised()
         if machine.options.detect_races:
             shared.shadow = Shadow(size // 4, self.cluster.notes)

@@ -176,6 +176,17 @@ class Split:
         self.line = 0
 
 
+def _unwritten(dtypes: list[np.dtype], junk: int | None) -> list[Any]:
+    """Return registers that nobody has written: unreadable, or of bytes that are all `junk`."""
+    if junk is None:
+        return [UNINITIALISED] * len(dtypes)
+    raw = {dtype: bytes([min(junk, 1) if dtype.kind == "b" else junk]) for dtype in dtypes}
+    lanes = {
+        dtype: np.frombuffer(byte * dtype.itemsize * LANES, dtype) for dtype, byte in raw.items()
+    }
+    return [lanes[dtype] for dtype in dtypes]
+
+
 class Warp:
     """One warp of a CTA."""
 
@@ -187,8 +198,8 @@ class Warp:
     def __init__(self, cta: Any, index: int, mask: Array, program: Any, agent: int, agents: int):
         self.cta = cta
         self.index = index
-        self.registers: list[Any] = [UNINITIALISED] * program.num_slots
         self.slot_dtypes: list[np.dtype] = program.slot_dtypes
+        self.registers: list[Any] = _unwritten(self.slot_dtypes, cta.cluster.machine.junk)
         self.access = Access(self, None, agent, Clock(agents))
         self.access.tick()
         self.exited = ~mask
