@@ -13,7 +13,7 @@ remembers it.
 import math
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor

@@ -1,4 +1,8 @@
-"""The block cases of the emulator on silicon: the same files, the same outputs."""
+"""The block cases recorded on silicon, once more: the same files, the same outputs.
+
+Others are left to `scripts/isa_cases/record_blocks.py`, which runs each apart: one that silicon
+refuses would take the context from all that follow.
+"""
 
 import sys
 from pathlib import Path
@@ -17,7 +21,10 @@ def driver():
     return BlockDriver()
 
 
-@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(FOLDER)))
+RECORDED = [path for path in files() if read(path).evidence.startswith("silicon")]
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: str(path.relative_to(FOLDER)))
 def test_silicon_gives_the_outputs_of_the_file(driver, path):
     case = read(path)
     np.testing.assert_array_equal(driver.run_block(case), case.expected)

@@ -122,18 +122,16 @@ def loaded_tile(tensor: TensorMap, tile: Tile, view: NDArray[np.uint8] | None) -
         *outer, inner = tile.inside
         place = (*outer, slice(inner.start * size, inner.stop * size))
         box[place] = view.reshape(*view.shape[: len(shape) - 1], -1)
-    return _tf32(box, tensor.element.name) if tensor.element.name.startswith("tf32") else box
+    return _tf32(box) if tensor.element.name.startswith("tf32") else box
 
 
-def _tf32(box: NDArray[np.uint8], element: str) -> NDArray[np.uint8]:
-    """Return elements rounded to 10 bits, to nearest even; tf32.ftz flushes first (inferred).
+def _tf32(box: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return elements rounded to 10 bits, to nearest even.
 
-    f32.ftz is no such case: silicon loads its subnormal numbers unchanged.
+    The types named .ftz flush nothing: silicon loads their subnormal numbers as any other.
     """
     bits = box.view(np.uint32)
     exponent = bits & np.uint32(0x7F800000)
-    if element.endswith(".ftz"):
-        bits = np.where(exponent == 0, bits & np.uint32(0x80000000), bits)
     rounded = bits + np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1))
     is_finite = exponent != np.uint32(0x7F800000)
     return (np.where(is_finite, rounded, bits) & np.uint32(0xFFFFE000)).view(np.uint8)
