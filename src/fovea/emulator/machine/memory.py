@@ -332,8 +332,7 @@ def _changed_cells(view: Array, index: Array, new: Array) -> Array:
     old, new = old.reshape(len(old), -1), new.reshape(len(old), -1)
     if old[0].nbytes >= 4:
         return (old.view(np.uint32) != new.view(np.uint32)).ravel()
-    changed: Array = (old != new).any(axis=1)
-    return changed
+    return np.asarray((old != new).any(axis=1))
 
 
 def _changed_words(memory: Array, place: slice, new: Array) -> Array:
