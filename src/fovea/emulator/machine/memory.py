@@ -13,7 +13,7 @@ instruction accesses what (`isa/load_store.py`). Invariant: no access leaves its
 from bisect import bisect_right
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -332,7 +332,7 @@ def _changed_cells(view: Array, index: Array, new: Array) -> Array:
     old, new = old.reshape(len(old), -1), new.reshape(len(old), -1)
     if old[0].nbytes >= 4:
         return (old.view(np.uint32) != new.view(np.uint32)).ravel()
-    return np.asarray((old != new).any(axis=1))
+    return cast(Array, (old != new).any(axis=1))
 
 
 def _changed_words(memory: Array, place: slice, new: Array) -> Array:
