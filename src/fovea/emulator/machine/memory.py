@@ -331,7 +331,7 @@ def _changed_cells(view: Array, index: Array, new: Array) -> Array:
     old, new = view[index], np.ascontiguousarray(new)
     old, new = old.reshape(len(old), -1), new.reshape(len(old), -1)
     if old[0].nbytes >= 4:
-        return (old.view(np.uint32) != new.view(np.uint32)).ravel()
+        return np.ravel(old.view(np.uint32) != new.view(np.uint32))
     return cast(Array, (old != new).any(axis=1))
 
 
