@@ -145,5 +145,7 @@ def test_missing_tvm_ffi_says_what_to_install(
     artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tvm_ffi", None)
-    with pytest.raises(UnsupportedError, match="pip install apache-tvm-ffi"):
+    with pytest.raises(
+        UnsupportedError, match=r"'apache-tvm-ffi', which is not installed; pip install"
+    ):
         module.open_launcher(artifact)

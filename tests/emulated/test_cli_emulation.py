@@ -26,7 +26,9 @@ def test_demo_call_runs_on_the_emulator_within_the_error_budget(tmp_path):
     assert _within_budget(done)
     assert done.count("instructions.mma") > 0
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert any("wgmma" in event["args"]["instruction"] for event in events if event["name"] == "run")
+    assert any(
+        "wgmma" in event["args"]["instruction"] for event in events if event["name"] == "run"
+    )
 
 
 def test_output_is_the_same_under_another_schedule():

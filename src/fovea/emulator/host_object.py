@@ -12,6 +12,7 @@ all it needs.
 import ctypes
 import importlib
 import itertools
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,6 +38,9 @@ class ObjectSymbols:
 
     defined: frozenset[str]
     undefined: frozenset[str]
+
+
+_CUDA_NAME = re.compile(r"_*cu(da)?[A-Z]")
 
 
 def read_symbols(data: bytes) -> ObjectSymbols:
@@ -98,8 +102,11 @@ class HostObject:
         binding = _llvm()
         undefined = read_symbols(data).undefined
         process = ctypes.CDLL(None)
+        # A CUDA library that the process has loaded must not answer: it would look for a GPU.
         unknown = sorted(
-            name for name in undefined if name not in imports and not hasattr(process, name)
+            name
+            for name in undefined - imports.keys()
+            if _CUDA_NAME.match(name) or not hasattr(process, name)
         )
         if unknown:
             raise LauncherError(
