@@ -4,7 +4,6 @@ The files are written by `scripts/isa_cases/write_blocks.py`; each says whether 
 from the manual or from silicon.
 """
 
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -15,25 +14,15 @@ from fovea import emulator
 from fovea.emulator.layout.tensor_map import encode_tensor_map, make_tensor_map
 from fovea.emulator.machine.memory import GlobalMemory
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "isa_cases"))
+
+import block_table as table
+
 CASES = Path(__file__).parent / "isa" / "cases" / "blocks"
-SCRIPTS = Path(__file__).parents[2] / "scripts" / "isa_cases"
 FILES = sorted(CASES.glob("*/*.ptx"))
 GROUPS = set(
     "access async barrier bulk cluster fence mbarrier mma tcgen05 tensor tmem wgmma".split()
 )
-
-
-def _load_table():
-    spec = importlib.util.spec_from_file_location("block_table", SCRIPTS / "block_table.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules.setdefault("block_table", importlib.util.module_from_spec(spec))
-    if not hasattr(module, "read"):
-        spec.loader.exec_module(module)
-    return module
-
-
-table = _load_table()
 
 
 def aligned(words: np.ndarray) -> np.ndarray:

@@ -1,6 +1,5 @@
 """What a launch tells besides its stores: counters of each kind, and a trace for Perfetto."""
 
-import importlib.util
 import json
 import sys
 from collections import defaultdict
@@ -11,23 +10,16 @@ import pytest
 
 from fovea import emulator
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "isa_cases"))
+
+from block_table import read
+
 BLOCKS = Path(__file__).parent / "isa" / "cases" / "blocks"
-SCRIPTS = Path(__file__).parents[2] / "scripts" / "isa_cases"
-
-
-def load_table():
-    spec = importlib.util.spec_from_file_location("block_table", SCRIPTS / "block_table.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules.setdefault("block_table", importlib.util.module_from_spec(spec))
-    if not hasattr(module, "read"):
-        spec.loader.exec_module(module)
-    return module
 
 
 def launch(name: str, **options) -> emulator.Result:
     """Run a block case by its file's name."""
-    case = load_table().read(BLOCKS / f"{name}.ptx")
+    case = read(BLOCKS / f"{name}.ptx")
     assert case.tensor is None
     return emulator.load_ptx(case.text).launch(
         "case",
@@ -125,7 +117,7 @@ def test_trace_of_equal_seeds_is_equal(tmp_path):
 
 
 def test_result_of_a_launch_holds_no_copy_of_the_callers_arrays():
-    case = load_table().read(BLOCKS / f"{BULK}.ptx")
+    case = read(BLOCKS / f"{BULK}.ptx")
     before, after = case.inputs.copy(), case.before.copy()
     emulator.load_ptx(case.text).launch("case", 1, case.threads, args=[before, after])
     np.testing.assert_array_equal(before, case.inputs)

@@ -4,9 +4,11 @@ Every call is compared with the same call after the memo is cleared, which check
 """
 
 import gc
+import sys
 import types
 import weakref
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,37 +19,19 @@ from fovea import AuxRequest
 from fovea.ops import warm
 from fovea.testing.inputs import normal
 
-HEADS, SEQLEN = 4, 24
+sys.path.insert(0, str(Path(__file__).parent))
+
+from warm_calls import (
+    HEADS,
+    SEQLEN,
+    assert_like_a_checked_call,
+    attend,
+    biased,
+    block_mask,
+    tensors,
+)
 
 pytestmark = pytest.mark.usefixtures("empty_memo")
-
-
-def tensors(seqlen=SEQLEN, head_dim=8, dtype=torch.float32, batch=2):
-    shape = (batch, seqlen, HEADS, head_dim)
-    return tuple(normal(shape, dtype=dtype, seed=seed) for seed in range(3))
-
-
-def attend(q, k, v, **keywords):
-    return fovea.attention(q, k, v, **keywords)
-
-
-def assert_like_a_checked_call(call):
-    """Compare a call with itself, everything forgotten."""
-    found = call()
-    warm.clear()
-    expected = call()
-    assert torch.equal(found, expected)
-    return found
-
-
-def block_mask(width=3, seqlen=SEQLEN):
-    return fovea.create_block_mask(
-        lambda b, h, i, j: (i - j).abs() <= width, 1, 1, seqlen, seqlen, "cpu", BLOCK_SIZE=8
-    )
-
-
-def biased(table, slope):
-    return lambda s, b, h, i, j: s + table[h] * slope * (j - i)
 
 
 def keywords_by_name():

@@ -42,14 +42,18 @@ class InstructionDescriptor:
     saturates: bool
 
 
+def _check_dense(value: int) -> None:
+    if value >> 2 & 1:
+        raise ValueError(f"instruction descriptor {value:#010x} asks for a sparse A (bit 2)")
+
+
 def decode_instruction_descriptor(value: int, kind: str, cta_group: int) -> InstructionDescriptor:
     """Return the fields of an instruction descriptor.
 
     Raises:
         ValueError: when a field has a value that the kind or the CTA group does not allow.
     """
-    if value >> 2 & 1:
-        raise ValueError(f"instruction descriptor {value:#010x} asks for a sparse A (bit 2)")
+    _check_dense(value)
     if value & (1 << 6 | 1 << 23 | 1 << 29):
         raise ValueError(f"instruction descriptor {value:#010x} sets a reserved bit (6, 23 or 29)")
     a_type = _named(value >> 7 & 7, _A_B_TYPES[kind], "A", kind)
@@ -137,8 +141,7 @@ def decode_scaled_descriptor(value: int, kind: str, cta_group: int) -> ScaledDes
     Raises:
         ValueError: when a field has a value that the kind or the CTA group does not allow.
     """
-    if value >> 2 & 1:
-        raise ValueError(f"instruction descriptor {value:#010x} asks for a sparse A (bit 2)")
+    _check_dense(value)
     if kind != "mxf8f6f4" and value >> 31:
         raise ValueError(f"instruction descriptor {value:#010x} asks for K=96 (bit 31)")
     if value & _RESERVED[kind]:
