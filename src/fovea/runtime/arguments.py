@@ -197,15 +197,16 @@ def has_plain_captures(problem: AttentionProblem) -> bool:
     """Return whether a kernel reads every captured tensor as it is."""
     mods = (problem.score_mod, problem.mask_mod, problem.block_mask_mod)
     return all(
-        tensor.dim() > 0
-        and tensor.dtype != torch.bool
-        and tensor.numel() > 0
-        and tensor.stride(-1) == 1
-        and not (is_paired and tensor.shape[0] % 2)
+        tensor.dtype != torch.bool and tensor.numel() > 0 and _is_readable(tensor, is_paired)
         for mod in mods
         if mod is not None
         for tensor, is_paired in zip(mod.captures, read_in_pairs(mod.graph), strict=True)
     )
+
+
+def _is_readable(tensor: Tensor, is_paired: bool) -> bool:
+    """Return whether a kernel reads the layout of a captured tensor, the address apart."""
+    return tensor.dim() > 0 and tensor.stride(-1) == 1 and not (is_paired and tensor.shape[0] % 2)
 
 
 def _is_whole(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
@@ -276,15 +277,15 @@ def _capture(
         # A gather from nothing, at positions that nobody sees, reads 0 in the reference too.
         return torch.zeros([2] * tensor.dim(), dtype=tensor.dtype, device=device)
     if tensor.dim() > 0:
-        is_readable = tensor.stride(-1) == 1
-        if is_paired:
-            extent = tensor.shape[0]
-            if not is_readable or extent % 2 or tensor.data_ptr() % PAIR_ALIGNMENT:
-                padded = tensor.new_zeros(extent + extent % 2)
-                padded[:extent].copy_(tensor)
-                return padded
+        is_aligned = not (is_paired and tensor.data_ptr() % PAIR_ALIGNMENT)
+        if is_aligned and _is_readable(tensor, is_paired):
             return tensor
-        return tensor if is_readable else tensor.new_empty(tensor.shape).copy_(tensor)
+        if not is_paired:
+            return tensor.new_empty(tensor.shape).copy_(tensor)
+        extent = tensor.shape[0]
+        padded = tensor.new_zeros(extent + extent % 2)
+        padded[:extent].copy_(tensor)
+        return padded
     if tensor.device == device:
         return tensor.reshape(1)
     # One number on the host, as torch's own operations allow. Its value goes along as an argument
