@@ -64,6 +64,11 @@ def _list_row(
     )
 
 
+def _end_past_keys(band: Band, plan) -> cutlass.Int32:
+    """Return the end of the range that holds the one tile past the keys."""
+    return (band.seqlen_kv + plan.tile_n - 1) // plan.tile_n + 1
+
+
 @cute.jit
 def reorder(tile: Tile, order: TileOrder, lists: BlockListTensors | None) -> Tile:
     """Return the query tile that the lists' own order puts in the place of this one."""
@@ -94,10 +99,9 @@ def make_walk(
             full = lists.mFullCount[*_list_row(lists, tile.batch, tile.head), q_block]
             visits = visits + full * lists.tiles_per_block
     is_dead = visits <= 0
-    past_keys = (band.seqlen_kv + plan.tile_n - 1) // plan.tile_n
     return Walk(
         visits=cutlass.max(visits, 1),
-        range_end=select(is_dead, past_keys + 1, span.end),
+        range_end=select(is_dead, _end_past_keys(band, plan), span.end),
         plain_begin=span.plain_begin,
         plain_end=span.plain_end,
         partial_visits=partial_visits,
@@ -111,10 +115,9 @@ def make_walk(
 
 def pause_walk(walk: Walk, order: TileOrder, band: Band, plan) -> Walk:
     """Return the walk of a pause: one tile of zeros, past the rows and past the keys."""
-    past_keys = (band.seqlen_kv + plan.tile_n - 1) // plan.tile_n
     return walk._replace(
         visits=cutlass.Int32(1),
-        range_end=past_keys + 1,
+        range_end=_end_past_keys(band, plan),
         partial_visits=cutlass.Int32(0),
         is_dead=cutlass.Int32(1),
         m_idx=order.num_m_tiles,
