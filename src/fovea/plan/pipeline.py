@@ -22,6 +22,7 @@ class Edge:
     stages: int
     consumer_warps: int
     stage_bytes: int
+    ctas: int = 1  # of a cluster whose stages are filled together, and freed by all
 
     @property
     def full_arrivals(self) -> int:
@@ -31,7 +32,7 @@ class Edge:
     @property
     def empty_arrivals(self) -> int:
         """Arrivals that complete `<name>_empty`: one lane of every consuming warp."""
-        return self.consumer_warps
+        return self.consumer_warps * self.ctas
 
     @property
     def num_barriers(self) -> int:

@@ -42,12 +42,14 @@ class ForwardPlan:
     head_dim_v: int
     kv_stages: int
     q_buffers: int  # query tiles in shared memory: with 2, the next one is there when one ends
+    cluster: int = 1  # CTAs that read K and V from the L2 cache together, on query tiles in a row
     features: ForwardFeatures = field(default_factory=ForwardFeatures)
 
     def __post_init__(self) -> None:
         """Check that the plan fits the machine."""
         assert self.tile_m % WARPGROUP_ROWS == 0, self.tile_m
         assert self.tile_n % 16 == 0 and self.tile_n <= 256, self.tile_n
+        assert self.cluster in (1, 2), self.cluster
         assert self.head_dim % 16 == 0 and self.head_dim_v % 16 == 0
         # The output tile is staged where Q was.
         assert self.head_dim_v <= self.head_dim, (self.head_dim, self.head_dim_v)
@@ -105,6 +107,7 @@ class ForwardPlan:
             stages=self.kv_stages,
             consumer_warps=self.num_consumers * WARPS_PER_WARPGROUP,
             stage_bytes=self.tile_n * columns * ELEMENT_BYTES,
+            ctas=self.cluster,
         )
 
     @property
@@ -124,8 +127,8 @@ class ForwardPlan:
 
     @property
     def num_barriers(self) -> int:
-        """mbarriers of the kernel."""
-        return sum(edge.num_barriers for edge in self.edges)
+        """mbarriers of the kernel: those of the edges, and that of a cluster's mailbox."""
+        return sum(edge.num_barriers for edge in self.edges) + (self.cluster > 1)
 
     @property
     def shared_bytes(self) -> int:
@@ -135,6 +138,7 @@ class ForwardPlan:
             + WORK_STAGES * WORK_WORDS_LIMIT * 4
             + self.kv_stages * 4  # which tile a K stage holds
             + WORK_STAGES * self.tile_m  # one flag per row: redo it
+            + 16 * (self.cluster > 1)  # the mailbox, aligned
         )
         return -(-control // SHARED_ALIGNMENT) * SHARED_ALIGNMENT + sum(
             edge.stages * edge.stage_bytes for edge in self.edges
@@ -152,6 +156,15 @@ class ForwardPlan:
         Its Q has to be in shared memory while the tile before stages its output.
         """
         return self.q_buffers > 1
+
+    @property
+    def passes_uses(self) -> bool:
+        """True where a CTA passes over uses of the rings that the other of its cluster needs alone.
+
+        Then the next query tile's K may lie behind many of them, so V of the last visit has to be
+        given back before it is waited for.
+        """
+        return self.cluster > 1 and self.is_dynamic
 
     @property
     def is_optimistic(self) -> bool:
@@ -175,7 +188,7 @@ class ForwardPlan:
         kind = "bf16" if self.dtype == "bfloat16" else "f16"
         return (
             f"fovea_sm90_forward_{kind}_d{self.head_dim}x{self.head_dim_v}"
-            f"_m{self.tile_m}n{self.tile_n}q{self.q_buffers}"
+            f"_m{self.tile_m}n{self.tile_n}q{self.q_buffers}c{self.cluster}"
         )
 
     def key_text(self) -> str:
@@ -183,7 +196,7 @@ class ForwardPlan:
         return (
             f"sm90 forward {self.dtype} tile {self.tile_m}x{self.tile_n} head_dim {self.head_dim} "
             f"head_dim_v {self.head_dim_v} kv_stages {self.kv_stages} "
-            f"q_buffers {self.q_buffers}\n{self.features.key_text()}"
+            f"q_buffers {self.q_buffers} cluster {self.cluster}\n{self.features.key_text()}"
         )
 
 
@@ -194,6 +207,7 @@ class TileShape(NamedTuple):
     tile_n: int
     kv_stages: int
     q_buffers: int
+    cluster: int = 1
 
 
 def forward_tile(head_dim: int, features: ForwardFeatures, *, is_short: bool) -> TileShape:

@@ -52,6 +52,8 @@ class Walk(NamedTuple):
     m_idx: cutlass.Int32
     head: cutlass.Int32
     batch: cutlass.Int32
+    lead: cutlass.Int32  # uses of the K and V rings before the first visit: for the other CTA
+    uses: cutlass.Int32  # of the rings in all, `visits` without a cluster
 
 
 def _list_row(
@@ -99,6 +101,10 @@ def make_walk(
             full = lists.mFullCount[*_list_row(lists, tile.batch, tile.head), q_block]
             visits = visits + full * lists.tiles_per_block
     is_dead = visits <= 0
+    if cutlass.const_expr(plan.cluster > 1):
+        # The last pair may have one query tile.
+        is_dead = is_dead | (row_begin >= band.seqlen_q)
+        visits = select(is_dead, cutlass.Int32(0), visits)
     return Walk(
         visits=cutlass.max(visits, 1),
         range_end=select(is_dead, _end_past_keys(band, plan), span.end),
@@ -110,6 +116,8 @@ def make_walk(
         m_idx=tile.m_idx,
         head=tile.head,
         batch=tile.batch,
+        lead=cutlass.Int32(0),
+        uses=cutlass.max(visits, 1),
     )
 
 
@@ -120,7 +128,9 @@ def pause_walk(walk: Walk, order: TileOrder, band: Band, plan) -> Walk:
         range_end=_end_past_keys(band, plan),
         partial_visits=cutlass.Int32(0),
         is_dead=cutlass.Int32(1),
-        m_idx=order.num_m_tiles,
+        m_idx=order.num_m_tiles * plan.cluster,
+        lead=cutlass.Int32(0),
+        uses=cutlass.Int32(1),
     )
 
 
@@ -159,6 +169,16 @@ def _listed_tile(
     else:
         block = lists.mIndices[*row, entry]
     return block * lists.tiles_per_block + in_block
+
+
+def use_of(plan, walk: Walk, first_use: cutlass.Int32, visit: cutlass.Int32 | int) -> cutlass.Int32:
+    """Return the use of the K and V rings that holds a visit of a walk begun at `first_use`."""
+    return first_use + visit if plan.cluster == 1 else first_use + walk.lead + visit
+
+
+def uses_of(plan, walk: Walk) -> cutlass.Int32:
+    """Return the uses of the K and V rings that a walk takes."""
+    return walk.visits if plan.cluster == 1 else walk.uses
 
 
 def is_cut(walk: Walk, n_idx: cutlass.Int32) -> cutlass.Boolean:

@@ -15,10 +15,15 @@ from fovea.plan.pipeline import Edge
 
 
 class Ring(NamedTuple):
-    """The barriers of one edge in shared memory."""
+    """The barriers of one edge in shared memory.
+
+    `parities`, where a consumer has them, are a bit for every stage: what its full barrier shows
+    once it has been filled again. A consumer without takes it from the number of the use.
+    """
 
     full: cute.Pointer
     empty: cute.Pointer
+    parities: cute.Tensor | None = None
 
 
 def make_ring(barriers: cute.Pointer, offset: int, edge: Edge) -> Ring:
@@ -45,8 +50,23 @@ def phase_of(use: cutlass.Int32, edge: Edge) -> cutlass.Int32:
 
 
 def wait_full(ring: Ring, use: cutlass.Int32, edge: Edge) -> None:
-    """Wait until the n-th use has been filled. Run by every consumer thread."""
-    cute.arch.mbarrier_wait(ring.full + stage_of(use, edge), phase_of(use, edge))
+    """Wait until the n-th use has been filled. Run by every consumer thread, once a use."""
+    stage = stage_of(use, edge)
+    if ring.parities is None:
+        cute.arch.mbarrier_wait(ring.full + stage, phase_of(use, edge))
+    else:
+        cute.arch.mbarrier_wait(ring.full + stage, (ring.parities[0] >> stage) & 1)
+        ring.parities[0] = ring.parities[0] ^ (cutlass.Int32(1) << stage)
+
+
+def count_own_fills(ring: Ring) -> Ring:
+    """Return a ring for a consumer that passes over uses, whose full barriers do not turn.
+
+    Run before the first use: every first fill completes phase 0.
+    """
+    parities = cute.make_rmem_tensor(1, cutlass.Int32)
+    parities[0] = cutlass.Int32(0)
+    return ring._replace(parities=parities)
 
 
 def wait_empty(ring: Ring, use: cutlass.Int32, edge: Edge) -> None:
@@ -65,6 +85,10 @@ def expect_bytes(ring: Ring, use: cutlass.Int32, edge: Edge) -> None:
 
 @cute.jit
 def release(ring: Ring, use: cutlass.Int32, edge: cutlass.Constexpr):
-    """Free the stage of the n-th use. Run by whole warps; one lane of each arrives."""
-    if cute.arch.lane_idx() == 0:
-        cute.arch.mbarrier_arrive(ring.empty + stage_of(use, edge))
+    """Free the stage of the n-th use. Run by whole warps; one lane of each arrives, in each CTA."""
+    lane = cute.arch.lane_idx()
+    if cutlass.const_expr(edge.ctas == 1):
+        if lane == 0:
+            cute.arch.mbarrier_arrive(ring.empty + stage_of(use, edge))
+    elif lane < edge.ctas:
+        cute.arch.mbarrier_arrive(ring.empty + stage_of(use, edge), lane)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 
+from fovea.kernels.device.cluster import Mailbox
 from fovea.kernels.device.kv_walk import BlockListTensors
 from fovea.kernels.device.masking import Band
 from fovea.kernels.device.pipeline import Ring
@@ -67,3 +68,4 @@ class SharedTiles(NamedTuple):
     v: Ring
     work: WorkRing
     visits: cute.Tensor  # of block lists: `visit_word` of the tile in each K stage
+    mailbox: Mailbox | None  # of a cluster

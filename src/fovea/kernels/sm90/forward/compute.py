@@ -14,8 +14,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import warpgroup
 
+from fovea.kernels.device.kv_walk import use_of, uses_of
 from fovea.kernels.device.mods import ModTable
-from fovea.kernels.device.pipeline import release, stage_of, wait_full
+from fovea.kernels.device.pipeline import count_own_fills, release, stage_of, wait_full
 from fovea.kernels.device.score import Scalars, TileKind, make_score_context
 from fovea.kernels.device.softmax import ROWS_PER_THREAD
 from fovea.kernels.device.values import is_in_all_lanes
@@ -79,6 +80,8 @@ def run(
     """
     thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
     consumer = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP_THREADS) - 1
+    if cutlass.const_expr(plan.passes_uses):
+        shared = shared._replace(k=count_own_fills(shared.k), v=count_own_fills(shared.v))
     products = make_products(plan, shared, thread)
     state = RowState(
         row_max=cute.make_rmem_tensor(ROWS_PER_THREAD, cutlass.Float32),
@@ -117,27 +120,37 @@ def _tiles(plan: cutlass.Constexpr, role: _Role, work: Work, place: Place):
     """
     shared = role.shared
     wait_full(shared.q, place.q_use, plan.q_edge)
-    wait_full(shared.k, place.kv_use, plan.k_edge)
-    issue_scores(plan, role.products, place.q_use, place.kv_use)
+    first_use = use_of(plan, work.walk, place.kv_use, 0)
+    wait_full(shared.k, first_use, plan.k_edge)
+    issue_scores(plan, role.products, place.q_use, first_use)
     is_tile = cutlass.Boolean(True)
     while is_tile:
         _main_loop(plan, role, work, place)
         after = Place(
             use=place.use + 1,
             q_use=place.q_use + plan.num_consumers,
-            kv_use=place.kv_use + work.walk.visits,
+            kv_use=place.kv_use + uses_of(plan, work.walk),
             staged=place.staged,
         )
         upcoming = work
         is_tile = cutlass.Boolean(False)
+        last_use = use_of(plan, work.walk, place.kv_use, work.walk.visits - 1)
         if cutlass.const_expr(plan.looks_ahead):
+            if cutlass.const_expr(plan.passes_uses):
+                last_product(plan, shared, role.products, last_use)
             upcoming = receive(shared.work, after.use, plan.work_edge)
             is_tile = is_in_all_lanes(upcoming.tile_number >= 0)
-            last_product_and_next_scores(
-                plan, shared, role.products, after.q_use, after.kv_use, role.consumer
-            )
+            first_use = use_of(plan, upcoming.walk, after.kv_use, 0)
+            if cutlass.const_expr(plan.passes_uses):
+                wait_full(shared.q, after.q_use, plan.q_edge)
+                wait_full(shared.k, first_use, plan.k_edge)
+                issue_scores(plan, role.products, after.q_use, first_use)
+            else:
+                last_product_and_next_scores(
+                    plan, shared, role.products, after.q_use, first_use, role.consumer
+                )
         else:
-            last_product(plan, shared, role.products, after.kv_use - 1)
+            last_product(plan, shared, role.products, last_use)
         finish = epilogue.Finish(
             walk=work.walk,
             first_row=_first_row(plan, role, work),
@@ -206,10 +219,11 @@ def _main_loop(plan: cutlass.Constexpr, role: _Role, work: Work, place: Place):
     )
     rows.begin(state)
     role.products.acc_o.fill(0.0)
-    first_step(plan, context, walk, place.kv_use, work.is_redo)
+    first_use = use_of(plan, walk, place.kv_use, 0)
+    first_step(plan, context, walk, first_use, work.is_redo)
     epilogue.free_staged(plan, shared, place.staged)
     for visit in cutlass.range(1, walk.visits, unroll=1):
-        use = place.kv_use + visit
+        use = first_use + visit
         wait_full(shared.k, use, plan.k_edge)
         at = visit_at(plan, shared, walk, visit, use)
         # Whole steps are chosen between, not parts of one: a branch while a product is in

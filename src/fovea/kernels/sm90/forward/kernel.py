@@ -13,6 +13,7 @@ import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
+from fovea.kernels.device.cluster import Mailbox, init_mailbox, sync_cluster
 from fovea.kernels.device.kv_walk import BlockListTensors
 from fovea.kernels.device.masking import Band
 from fovea.kernels.device.mods import ModTable, make_mod_table
@@ -91,6 +92,7 @@ class ForwardKernel:
         plan = self.plan
         layouts = make_layouts(plan)
         load_op = cpasync.CopyBulkTensorTileG2SOp()
+        shared_op = load_op if plan.cluster == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp()
         store_op = cpasync.CopyBulkTensorTileS2GOp()
         q_box = (WARPGROUP_ROWS, plan.head_dim)
         k_box = (plan.tile_n, plan.head_dim)
@@ -101,10 +103,18 @@ class ForwardKernel:
             load_op, _modes(mQ, _ROW_MAJOR_MODES), cute.slice_(layouts.q, stage), q_box
         )
         atom_k, tma_k = cpasync.make_tiled_tma_atom(
-            load_op, _modes(mK, _ROW_MAJOR_MODES), cute.slice_(layouts.k, stage), k_box
+            shared_op,
+            _modes(mK, _ROW_MAJOR_MODES),
+            cute.slice_(layouts.k, stage),
+            k_box,
+            plan.cluster,
         )
         atom_v, tma_v = cpasync.make_tiled_tma_atom(
-            load_op, _modes(mV, _TRANSPOSED_MODES), cute.slice_(layouts.v, stage), v_box
+            shared_op,
+            _modes(mV, _TRANSPOSED_MODES),
+            cute.slice_(layouts.v, stage),
+            v_box,
+            plan.cluster,
         )
         atom_o, tma_o = cpasync.make_tiled_tma_atom(
             store_op, _modes(mO, _ROW_MAJOR_MODES), cute.slice_(layouts.o, stage), o_box
@@ -112,7 +122,7 @@ class ForwardKernel:
         batch, seqlen_q, heads, _ = mQ.shape
         offset, left, right, section_heads, num_ctas = integers
         order = TileOrder(
-            num_m_tiles=cute.ceil_div(seqlen_q, plan.tile_m),
+            num_m_tiles=cute.ceil_div(seqlen_q, plan.tile_m * plan.cluster),
             heads=heads,
             head_rows=heads * batch,
             section_heads=section_heads,
@@ -131,8 +141,14 @@ class ForwardKernel:
             TmaLoads(atom_q, tma_q, atom_k, tma_k, atom_v, tma_v),
             Outputs(atom_o, tma_o, mO, mLSE, mMaxScore, mSink),
         ).launch(
-            grid=(cutlass.min(order.num_m_tiles * order.head_rows, num_ctas), 1, 1),
+            grid=(
+                cutlass.min(order.num_m_tiles * order.head_rows, num_ctas // plan.cluster)
+                * plan.cluster,
+                1,
+                1,
+            ),
             block=(plan.threads, 1, 1),
+            cluster=(plan.cluster, 1, 1),
             stream=stream,
             min_blocks_per_mp=1,
         )
@@ -161,9 +177,14 @@ class ForwardKernel:
                 init_ring(shared.v, plan.v_edge)
                 init_ring(shared.work.ring, plan.work_edge)
                 clear(shared.work, plan.work_edge)
+                if cutlass.const_expr(plan.cluster > 1):
+                    init_mailbox(shared.mailbox)
         # The copy engine must see the initialised barriers too, not only this CTA's threads.
         cute.arch.mbarrier_init_fence()
-        cute.arch.sync_threads()
+        if cutlass.const_expr(plan.cluster > 1):
+            sync_cluster()
+        else:
+            cute.arch.sync_threads()
 
         load_role, compute_role = plan.roles
         if warp_idx < load_role.threads // WARP_SIZE:
@@ -173,6 +194,9 @@ class ForwardKernel:
         else:
             cute.arch.setmaxregister_increase(compute_role.registers)
             compute.run(plan, problem, scalars, mods, outputs, shared)
+        if cutlass.const_expr(plan.cluster > 1):
+            # The other CTA may still have to free a stage here.
+            sync_cluster()
 
     def _allocate(self) -> SharedTiles:
         """Return the shared-memory tiles and rings, at the plan's places."""
@@ -198,4 +222,9 @@ class ForwardKernel:
 
         sQ, sK, sV = tile(layouts.q), tile(layouts.k), tile(layouts.v)
         sO = cute.make_tensor(sQ.iterator, layouts.o.outer)
-        return SharedTiles(sQ, sK, sV, sO, *rings[:3], WorkRing(words, flags, rings[3]), visits)
+        mailbox = None
+        if plan.cluster > 1:
+            letter = smem.allocate_tensor(cutlass.Int32, cute.make_layout(2), 8)
+            mailbox = Mailbox(letter, barriers + offset)
+        work = WorkRing(words, flags, rings[3])
+        return SharedTiles(sQ, sK, sV, sO, *rings[:3], work, visits, mailbox)

@@ -172,14 +172,15 @@ def last_product_and_next_scores(
 
     `q_use` and `kv_use` are those of the next tile.
     """
+    last_use = kv_use - 1
     if cutlass.const_expr(plan.is_pingpong):
         wait_turn(consumer)
-    wait_full(shared.v, kv_use - 1, plan.v_edge)
-    issue_output(plan, products, kv_use - 1)
+    wait_full(shared.v, last_use, plan.v_edge)
+    issue_output(plan, products, last_use)
     wait_full(shared.q, q_use, plan.q_edge)
     wait_full(shared.k, kv_use, plan.k_edge)
     issue_scores(plan, products, q_use, kv_use)
     if cutlass.const_expr(plan.is_pingpong):
         pass_turn(plan, consumer)
     warpgroup.wait_group(1)
-    release(shared.v, kv_use - 1, plan.v_edge)
+    release(shared.v, last_use, plan.v_edge)
