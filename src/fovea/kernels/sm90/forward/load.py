@@ -26,7 +26,7 @@ from fovea.kernels.device.work import (
     from_first_lane,
 )
 from fovea.kernels.sm90.forward.arguments import Problem, SharedTiles, TmaLoads
-from fovea.kernels.sm90.forward.tile_loads import load_tile
+from fovea.kernels.sm90.forward.tile_loads import Part, load_tile
 
 
 @cute.jit
@@ -46,7 +46,7 @@ def run(plan: cutlass.Constexpr, problem: Problem, tma: TmaLoads, shared: Shared
     tile_number = cutlass.Int32(0)
     while use >= 0:
         tile_number, is_redo = _next_work(plan, problem, shared, rank, use, fresh, tile_number)
-        walk, union = _walk(plan, problem, rank, tile_number)
+        walk, part = _walk(plan, problem, rank, tile_number)
         has_loads = tile_number >= 0
         if cutlass.const_expr(plan.looks_ahead):
             has_loads = tile_number != STOP
@@ -61,7 +61,7 @@ def run(plan: cutlass.Constexpr, problem: Problem, tma: TmaLoads, shared: Shared
             drawn = fresh
             if is_fresh:
                 drawn = _draw(plan, problem, rank, fresh)
-            load_tile(plan, problem, tma, shared, rank, walk, union, q_use, kv_use)
+            load_tile(plan, problem, tma, shared, part, walk, q_use, kv_use)
             kv_use += uses_of(plan, walk)
             q_use += plan.num_consumers
             if is_fresh:
@@ -70,10 +70,10 @@ def run(plan: cutlass.Constexpr, problem: Problem, tma: TmaLoads, shared: Shared
 
 @cute.jit
 def _walk(plan: cutlass.Constexpr, problem: Problem, rank: Rank | None, tile_number: cutlass.Int32):
-    """Return the walk to announce, and in a cluster the union it is part of."""
+    """Return the walk to announce, and in a cluster what it is part of."""
     tile = decode_tile(cutlass.max(tile_number, 0), problem.order)
     tile = reorder(tile, problem.order, problem.block_lists)
-    union = None
+    part = None
     if cutlass.const_expr(plan.cluster == 1):
         walk = make_walk(tile, problem.band, problem.block_lists, plan)
     else:
@@ -89,7 +89,8 @@ def _walk(plan: cutlass.Constexpr, problem: Problem, rank: Rank | None, tile_num
             walk = pause_walk(walk, problem.order, problem.band, plan)
     if cutlass.const_expr(plan.cluster > 1):
         walk, union = unite(walk, beside)
-    return walk, union
+        part = Part(rank, union)
+    return walk, part
 
 
 @cute.jit

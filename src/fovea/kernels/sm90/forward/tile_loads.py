@@ -6,7 +6,7 @@ of a shared K or V tile into the shared memory of both. Invariant: K of a tile i
 the one before it, so that K in its stage says that the V stages before have come as well.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -19,13 +19,33 @@ from fovea.kernels.device.shared_walk import Takers, Union, takers
 from fovea.kernels.sm90.forward.arguments import Problem, SharedTiles, TmaLoads
 
 
-class _Operand(NamedTuple):
-    """TMA partitions of K or V: (smem, gmem), and of the half that the other CTA loads for both."""
+class Part(NamedTuple):
+    """What of a cluster's work a CTA has: its rank, and the union that its walk is part of."""
 
+    rank: Rank
+    union: Union
+
+
+class _Operand(NamedTuple):
+    """K or V on its way into a ring: TMA partitions (smem, gmem) of what this CTA loads.
+
+    In a cluster that is half a tile; `beside` is the half that the other CTA loads for both.
+    """
+
+    atom: cute.CopyAtom
+    ring: Ring
     smem: cute.Tensor
     gmem: cute.Tensor
     smem_beside: cute.Tensor | None
     gmem_beside: cute.Tensor | None
+
+
+class _Fill(NamedTuple):
+    """One use of the rings: the KV tile in it, and in a cluster who takes it."""
+
+    use: cutlass.Int32
+    n_idx: cutlass.Int32
+    takers: Takers | None
 
 
 @cute.jit
@@ -34,31 +54,37 @@ def load_tile(
     problem: Problem,
     tma: TmaLoads,
     shared: SharedTiles,
-    rank: Rank | None,
+    part: Part | None,
     walk: Walk,
-    union: Union | None,
     q_use: cutlass.Int32,
     kv_use: cutlass.Int32,
 ):
     """Load one query tile and the KV tiles it visits."""
     _load_q(plan, problem, tma, shared, walk, q_use)
-    k, v = _kv_views(plan, problem, tma, shared, rank, walk)
-    n_idx, to = _next_tile(plan, problem, walk, union, cutlass.Int32(0))
-    _load_k(plan, tma, shared, k, rank, walk, cutlass.Int32(0), kv_use, n_idx, to)
+    k, v = _kv_operands(plan, problem, tma, shared, part, walk)
+    fill = _nth_fill(plan, problem, part, walk, kv_use, cutlass.Int32(0))
+    _load_k(plan, shared, k, part, walk, cutlass.Int32(0), fill)
     for visit in cutlass.range(1, uses_of(plan, walk), unroll=1):
-        next_idx, next_to = _next_tile(plan, problem, walk, union, visit)
-        _load_k(plan, tma, shared, k, rank, walk, visit, kv_use, next_idx, next_to)
-        _load_v(plan, tma, shared, v, rank, kv_use + visit - 1, n_idx, to)
-        n_idx, to = next_idx, next_to
-    _load_v(plan, tma, shared, v, rank, kv_use + uses_of(plan, walk) - 1, n_idx, to)
+        following = _nth_fill(plan, problem, part, walk, kv_use, visit)
+        _load_k(plan, shared, k, part, walk, visit, following)
+        _load_v(plan, v, part, fill)
+        fill = following
+    _load_v(plan, v, part, fill)
 
 
-def _next_tile(plan, problem: Problem, walk: Walk, union: Union | None, use: cutlass.Int32) -> Any:
-    """Return the KV tile of a use of the rings, and in a cluster who takes it."""
+def _nth_fill(
+    plan,
+    problem: Problem,
+    part: Part | None,
+    walk: Walk,
+    first_use: cutlass.Int32,
+    nth: cutlass.Int32,
+) -> _Fill:
+    """Return the n-th use of the rings for a walk."""
     if plan.cluster == 1:
-        return kv_tile(walk, use, problem.block_lists, plan), None
-    n_idx = union.end - 1 - use
-    return n_idx, takers(walk, union, n_idx)
+        return _Fill(first_use + nth, kv_tile(walk, nth, problem.block_lists, plan), None)
+    n_idx = part.union.end - 1 - nth
+    return _Fill(first_use + nth, n_idx, takers(walk, part.union, n_idx))
 
 
 @cute.jit
@@ -92,15 +118,15 @@ def _load_q(
 
 
 @cute.jit
-def _kv_views(
+def _kv_operands(
     plan: cutlass.Constexpr,
     problem: Problem,
     tma: TmaLoads,
     shared: SharedTiles,
-    rank: Rank | None,
+    part: Part | None,
     walk: Walk,
 ) -> tuple[_Operand, _Operand]:
-    """Return the TMA partitions of K and V; KV heads are shared by groups of query heads."""
+    """Return K and V of a query tile; KV heads are shared by groups of query heads."""
     kv_head = walk.head // problem.group_size
     gK = cute.local_tile(
         tma.mK[None, None, kv_head, walk.batch], (plan.tile_n, plan.head_dim), (None, 0)
@@ -108,18 +134,24 @@ def _kv_views(
     gV = cute.local_tile(
         tma.mV[None, None, kv_head, walk.batch], (plan.head_dim_v, plan.tile_n), (0, None)
     )
-    k = _operand(plan, tma.atom_k, shared.sK, gK, rank)
-    v = _operand(plan, tma.atom_v, shared.sV, gV, rank)
+    k = _operand(plan, tma.atom_k, shared.k, shared.sK, gK, part)
+    v = _operand(plan, tma.atom_v, shared.v, shared.sV, gV, part)
     return k, v
 
 
 def _operand(
-    plan, atom: cute.CopyAtom, smem: cute.Tensor, gmem: cute.Tensor, rank: Rank | None
+    plan,
+    atom: cute.CopyAtom,
+    ring: Ring,
+    smem: cute.Tensor,
+    gmem: cute.Tensor,
+    part: Part | None,
 ) -> _Operand:
     if plan.cluster == 1:
-        return _Operand(*_partition(atom, smem, gmem, 0, 1), None, None)
-    own = _partition(atom, smem, gmem, rank.own, plan.cluster)
-    return _Operand(*own, *_partition(atom, smem, gmem, rank.other, plan.cluster))
+        return _Operand(atom, ring, *_partition(atom, smem, gmem, 0, 1), None, None)
+    own = _partition(atom, smem, gmem, part.rank.own, plan.cluster)
+    beside = _partition(atom, smem, gmem, part.rank.other, plan.cluster)
+    return _Operand(atom, ring, *own, *beside)
 
 
 def _partition(
@@ -138,79 +170,64 @@ def _partition(
 @cute.jit
 def _load_k(
     plan: cutlass.Constexpr,
-    tma: TmaLoads,
     shared: SharedTiles,
     k: _Operand,
-    rank: Rank | None,
+    part: Part | None,
     walk: Walk,
     visit: cutlass.Int32,
-    first_use: cutlass.Int32,
-    n_idx: cutlass.Int32,
-    to: Takers | None,
+    fill: _Fill,
 ):
     """Load the K tile of a visit into its stage, and say which one it is.
 
     The arrival that announces the bytes also releases that word to the consumers.
     """
-    use = first_use + visit
-    wait_empty(shared.k, use, plan.k_edge)
+    edge = plan.k_edge
+    wait_empty(k.ring, fill.use, edge)
     if cutlass.const_expr(plan.features.block_lists):
         with cute.arch.elect_one():
-            shared.visits[stage_of(use, plan.k_edge)] = visit_word(walk, visit, n_idx)
-    _fill(plan, tma.atom_k, shared.k, plan.k_edge, k, rank, use, n_idx, to)
+            shared.visits[stage_of(fill.use, edge)] = visit_word(walk, visit, fill.n_idx)
+    _fill(plan, edge, k, part, fill)
 
 
 @cute.jit
-def _load_v(
-    plan: cutlass.Constexpr,
-    tma: TmaLoads,
-    shared: SharedTiles,
-    v: _Operand,
-    rank: Rank | None,
-    use: cutlass.Int32,
-    n_idx: cutlass.Int32,
-    to: Takers | None,
-):
+def _load_v(plan: cutlass.Constexpr, v: _Operand, part: Part | None, fill: _Fill):
     """Load one V tile into the stage of its use."""
-    wait_empty(shared.v, use, plan.v_edge)
-    _fill(plan, tma.atom_v, shared.v, plan.v_edge, v, rank, use, n_idx, to)
+    wait_empty(v.ring, fill.use, plan.v_edge)
+    _fill(plan, plan.v_edge, v, part, fill)
 
 
 @cute.jit
 def _fill(
     plan: cutlass.Constexpr,
-    atom: cute.CopyAtom,
-    ring: Ring,
     edge: cutlass.Constexpr,
     operand: _Operand,
-    rank: Rank | None,
-    use: cutlass.Int32,
-    n_idx: cutlass.Int32,
-    to: Takers | None,
+    part: Part | None,
+    fill: _Fill,
 ):
     """Fill the stage of a use, which is free in every CTA that shares it."""
-    stage = stage_of(use, edge)
+    ring = operand.ring
+    stage = stage_of(fill.use, edge)
     barrier = ring.full + stage
-    source, target = operand.gmem[None, n_idx], operand.smem[None, stage]
+    source, target = operand.gmem[None, fill.n_idx], operand.smem[None, stage]
     if cutlass.const_expr(plan.cluster == 1):
         with cute.arch.elect_one():
-            expect_bytes(ring, use, edge)
-        cute.copy(atom, source, target, tma_bar_ptr=barrier)
-    elif to.own:
+            expect_bytes(ring, fill.use, edge)
+        cute.copy(operand.atom, source, target, tma_bar_ptr=barrier)
+    elif fill.takers.own:
         with cute.arch.elect_one():
-            expect_bytes(ring, use, edge)
-        if to.other:
+            expect_bytes(ring, fill.use, edge)
+        if fill.takers.other:
             everyone = cutlass.Int16(2**plan.cluster - 1)
-            cute.copy(atom, source, target, tma_bar_ptr=barrier, mcast_mask=everyone)
+            cute.copy(operand.atom, source, target, tma_bar_ptr=barrier, mcast_mask=everyone)
         else:
-            this = cutlass.Int16(1) << rank.own.to(cutlass.Int16)
-            cute.copy(atom, source, target, tma_bar_ptr=barrier, mcast_mask=this)
+            this = cutlass.Int16(1) << part.rank.own.to(cutlass.Int16)
+            cute.copy(operand.atom, source, target, tma_bar_ptr=barrier, mcast_mask=this)
             cute.copy(
-                atom,
-                operand.gmem_beside[None, n_idx],
+                operand.atom,
+                operand.gmem_beside[None, fill.n_idx],
                 operand.smem_beside[None, stage],
                 tma_bar_ptr=barrier,
                 mcast_mask=this,
             )
     else:
-        pass_over(ring, use, edge)
+        pass_over(ring, fill.use, edge)
