@@ -101,8 +101,9 @@ def make_walk(
             full = lists.mFullCount[*_list_row(lists, tile.batch, tile.head), q_block]
             visits = visits + full * lists.tiles_per_block
     is_dead = visits <= 0
-    if cutlass.const_expr(plan.cluster > 1):
-        # The last pair may have one query tile.
+    if cutlass.const_expr(plan.passes_uses):
+        # The last pair may have one query tile. Where no use can be passed over, the other is
+        # computed all the same; none of its rows is stored.
         is_dead = is_dead | (row_begin >= band.seqlen_q)
         visits = select(is_dead, cutlass.Int32(0), visits)
     return Walk(
