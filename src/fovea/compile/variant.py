@@ -8,14 +8,14 @@ does.
 from dataclasses import dataclass
 from typing import Any
 
-from fovea.plan.sm90 import ForwardPlan
+from fovea.plan import sm90, sm100
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardVariant:
     """A forward kernel of one plan."""
 
-    plan: ForwardPlan
+    plan: sm90.ForwardPlan | sm100.ForwardPlan
 
     @property
     def name(self) -> str:
@@ -28,6 +28,10 @@ class ForwardVariant:
 
     def build(self) -> tuple[Any, list[Any]]:
         """Return the host function and its fake arguments."""
-        from fovea.kernels.sm90.forward import entry
+        if isinstance(self.plan, sm100.ForwardPlan):
+            from fovea.kernels.sm100.forward import entry as blackwell
 
-        return entry.build(self.plan)
+            return blackwell.build(self.plan)
+        from fovea.kernels.sm90.forward import entry as hopper
+
+        return hopper.build(self.plan)

@@ -12,6 +12,10 @@ LN_2 = 0.6931471805599453  # float64 nearest
 # O and the row sum are rescaled. 0 = the reference is the running maximum of all tiles so far.
 RESCALE_THRESHOLD_LOG2 = 0.0
 
+# The same where each look at O in tensor memory costs (sm_100a), for P in float16 too: P stays below
+# 2^8, and a row sum of 2^40 terms, relative precision does not change with the reference.
+LAZY_RESCALE_LOG2 = 8.0
+
 # Software exp2 of a fraction f in [0, 1): 1 + c1 f + c2 f^2 + c3 f^3, minimax in relative error
 # with the constant term fixed to 1, float32. Derived by scripts/derive_exp2_polynomial.py.
 EXP2_COEFFICIENTS = (0.6951167583465576, 0.22764500975608826, 0.0770670473575592)

@@ -1,0 +1,1 @@
+"""Kernels for Blackwell (sm_100a and sm_103a)."""

@@ -1,0 +1,73 @@
+"""Bundles that the roles of the forward kernel share.
+
+Lives here: the run-time arguments of a problem, the TMA views, shared and tensor memory, each as
+one value. Not here: anything that computes. Invariant: a bundle holds DSL values only; compile-time
+facts are in the plan.
+"""
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+
+from fovea.kernels.device.kv_walk import BlockListTensors
+from fovea.kernels.device.masking import Band
+from fovea.kernels.device.pipeline import Ring
+from fovea.kernels.device.scheduler import TileOrder
+from fovea.kernels.device.work import WorkRing
+from fovea.kernels.sm100.signals import Signals
+
+
+class Problem(NamedTuple):
+    """What every role knows of the call."""
+
+    order: TileOrder
+    band: Band
+    group_size: cutlass.Int32
+    block_lists: BlockListTensors | None
+    counter: cute.Tensor | None  # (1,), 0 at launch: tiles drawn beyond each CTA's first
+
+
+class TmaLoads(NamedTuple):
+    """TMA atoms and coordinate tensors: Q and K (seqlen, head_dim, head, batch), V transposed."""
+
+    atom_q: cute.CopyAtom
+    mQ: cute.Tensor
+    atom_k: cute.CopyAtom
+    mK: cute.Tensor
+    atom_v: cute.CopyAtom
+    mV: cute.Tensor
+
+
+class Outputs(NamedTuple):
+    """Where results go: O through TMA, lse and max_score (batch, heads, seqlen_q) directly.
+
+    `mO_rows` is O as the caller passed it, for the single rows that a redo writes.
+    """
+
+    atom_o: cute.CopyAtom
+    mO: cute.Tensor
+    mO_rows: cute.Tensor
+    mLSE: cute.Tensor
+    mMaxScore: cute.Tensor | None
+    mSink: cute.Tensor | None
+
+
+class SharedTiles(NamedTuple):
+    """Memory of the CTA: tiles with their stages last, and the barriers that guard them.
+
+    `statistics` is (STATISTICS, streams, rows): a row's sum and reference, from the softmax to the
+    epilogue. `tensor_memory` is the address of the first column, known once it is allocated.
+    """
+
+    sQ: cute.Tensor
+    sK: cute.Tensor
+    sV: cute.Tensor
+    sO: cute.Tensor
+    q: Ring
+    k: Ring
+    v: Ring
+    work: WorkRing
+    signals: Signals
+    statistics: cute.Tensor
+    tensor_memory: cutlass.Int32

@@ -1,0 +1,230 @@
+"""The Blackwell forward kernel: shared and tensor memory, barriers and roles, all from the plan.
+
+Lives here: the host entry, the kernel and nothing that computes. Not here: the roles (`load.py`,
+`mma.py`, `softmax.py`, `epilogue.py`) and the plan (`plan/sm100.py`). Source: the pipeline is
+FlashAttention-4's (arXiv 2603.05451): two query tiles in ping-pong, S, P and O in tensor memory, a
+thread a row; what differs is written in docs/internals/blackwell_forward.md.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.nvgpu import cpasync
+from cutlass.memory import SmemAllocator
+
+from fovea.kernels.device.kv_walk import BlockListTensors
+from fovea.kernels.device.masking import Band
+from fovea.kernels.device.mods import ModTable, make_mod_table
+from fovea.kernels.device.pipeline import init_ring, make_ring
+from fovea.kernels.device.scheduler import TileOrder
+from fovea.kernels.device.score import Scalars
+from fovea.kernels.device.work import WorkRing, clear, work_words
+from fovea.kernels.sm100.forward import epilogue, load, mma, softmax
+from fovea.kernels.sm100.forward.arguments import Outputs, Problem, SharedTiles, TmaLoads
+from fovea.kernels.sm100.signals import Signals, init_signals
+from fovea.kernels.sm100.umma import element_type, row_major_layout, transposed_layout
+from fovea.plan.roles import WARP_SIZE
+from fovea.plan.sm100 import (
+    LOAD_WARP,
+    MMA_WARP,
+    SHARED_ALIGNMENT,
+    STATISTICS,
+    STREAM_ROWS,
+    STREAMS,
+    TENSOR_COLUMNS,
+    WORK_STAGES,
+    WORK_WORDS_LIMIT,
+    ForwardPlan,
+)
+
+
+class Layouts(NamedTuple):
+    """Shared-memory layouts of the tiles, stages last."""
+
+    q: cute.ComposedLayout
+    k: cute.ComposedLayout
+    v: cute.ComposedLayout
+    o: cute.ComposedLayout
+
+
+def make_layouts(plan: ForwardPlan) -> Layouts:
+    """Return the shared-memory layouts that a plan asks for."""
+    dtype = element_type(plan)
+    return Layouts(
+        q=row_major_layout(dtype, STREAM_ROWS, plan.head_dim, STREAMS),
+        k=row_major_layout(dtype, plan.tile_n, plan.head_dim, plan.kv_stages),
+        v=transposed_layout(dtype, plan.head_dim_v, plan.tile_n, plan.kv_stages),
+        o=row_major_layout(dtype, STREAM_ROWS, plan.head_dim_v, 1),
+    )
+
+
+def _modes(tensor: cute.Tensor, order: tuple[int, ...]) -> cute.Tensor:
+    """Return a view of a (batch, seqlen, heads, head_dim) tensor with its modes reordered."""
+    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=list(order)))
+
+
+_ROW_MAJOR_MODES = (1, 3, 2, 0)  # (seqlen, head_dim, head, batch)
+_TRANSPOSED_MODES = (3, 1, 2, 0)  # (head_dim, seqlen, head, batch)
+
+
+class ForwardKernel:
+    """The forward kernel of one plan."""
+
+    def __init__(self, plan: ForwardPlan) -> None:
+        self.plan = plan
+
+    @cute.jit
+    def __call__(
+        self,
+        mQ: cute.Tensor,
+        mK: cute.Tensor,
+        mV: cute.Tensor,
+        mO: cute.Tensor,
+        mLSE: cute.Tensor,
+        mMaxScore: cute.Tensor | None,
+        mSink: cute.Tensor | None,
+        counter: cute.Tensor | None,
+        lists: tuple | None,
+        scalars: tuple,
+        integers: tuple,
+        captures: tuple | None,
+        mod_scalars: tuple | None,
+        stream: Any,
+    ):
+        """Launch the kernel; every shape, stride and number is a run-time value."""
+        plan = self.plan
+        layouts = make_layouts(plan)
+        load_op = cpasync.CopyBulkTensorTileG2SOp()
+        store_op = cpasync.CopyBulkTensorTileS2GOp()
+        q_box = (STREAM_ROWS, plan.head_dim)
+        k_box = (plan.tile_n, plan.head_dim)
+        v_box = (plan.head_dim_v, plan.tile_n)
+        o_box = (STREAM_ROWS, plan.head_dim_v)
+        stage = (None, None, 0)
+        atom_q, tma_q = cpasync.make_tiled_tma_atom(
+            load_op, _modes(mQ, _ROW_MAJOR_MODES), cute.slice_(layouts.q, stage), q_box
+        )
+        atom_k, tma_k = cpasync.make_tiled_tma_atom(
+            load_op, _modes(mK, _ROW_MAJOR_MODES), cute.slice_(layouts.k, stage), k_box
+        )
+        atom_v, tma_v = cpasync.make_tiled_tma_atom(
+            load_op, _modes(mV, _TRANSPOSED_MODES), cute.slice_(layouts.v, stage), v_box
+        )
+        atom_o, tma_o = cpasync.make_tiled_tma_atom(
+            store_op, _modes(mO, _ROW_MAJOR_MODES), cute.slice_(layouts.o, stage), o_box
+        )
+        batch, seqlen_q, heads, _ = mQ.shape
+        offset, left, right, section_heads, num_ctas = integers
+        order = TileOrder(
+            num_m_tiles=cute.ceil_div(seqlen_q, plan.tile_m),
+            heads=heads,
+            head_rows=heads * batch,
+            section_heads=section_heads,
+        )
+        problem = Problem(
+            order=order,
+            band=Band(offset, left, right, seqlen_q, mK.shape[1]),
+            group_size=heads // mK.shape[2],
+            block_lists=BlockListTensors(*lists) if plan.features.block_lists else None,
+            counter=counter,
+        )
+        self.kernel(
+            problem,
+            Scalars(*scalars),
+            make_mod_table(plan.features, captures, mod_scalars),
+            TmaLoads(atom_q, tma_q, atom_k, tma_k, atom_v, tma_v),
+            Outputs(atom_o, tma_o, mO, mLSE, mMaxScore, mSink),
+        ).launch(
+            grid=(cutlass.min(order.num_m_tiles * order.head_rows, num_ctas), 1, 1),
+            block=(plan.threads, 1, 1),
+            stream=stream,
+            min_blocks_per_mp=1,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        problem: Problem,
+        scalars: Scalars,
+        mods: ModTable,
+        tma: TmaLoads,
+        outputs: Outputs,
+    ):
+        """Allocate from the plan, initialise the barriers, run the roles."""
+        plan = self.plan
+        shared, address = self._allocate()
+        warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        softmax_role, epilogue_role, issue_role = plan.roles
+        first_issue_warp = (softmax_role.threads + epilogue_role.threads) // WARP_SIZE
+        if warp_idx == first_issue_warp + LOAD_WARP:
+            cpasync.prefetch_descriptor(tma.atom_q)
+            cpasync.prefetch_descriptor(tma.atom_k)
+            cpasync.prefetch_descriptor(tma.atom_v)
+            cpasync.prefetch_descriptor(outputs.atom_o)
+            with cute.arch.elect_one():
+                init_ring(shared.q, plan.q_edge)
+                init_ring(shared.k, plan.k_edge)
+                init_ring(shared.v, plan.v_edge)
+                init_ring(shared.work.ring, plan.work_edge)
+                init_signals(shared.signals, plan)
+                clear(shared.work, plan.work_edge)
+        if warp_idx == first_issue_warp + MMA_WARP:
+            cute.arch.alloc_tmem(TENSOR_COLUMNS, address)
+            cute.arch.relinquish_tmem_alloc_permit()
+        # The copy engine must see the initialised barriers too, not only this CTA's threads.
+        cute.arch.mbarrier_init_fence()
+        cute.arch.sync_threads()
+        shared = shared._replace(tensor_memory=cute.make_tensor(address, cute.make_layout(1))[0])
+
+        if warp_idx < softmax_role.threads // WARP_SIZE:
+            cute.arch.setmaxregister_increase(softmax_role.registers)
+            softmax.run(plan, problem, scalars, mods, outputs, shared)
+        elif warp_idx < first_issue_warp:
+            cute.arch.setmaxregister_decrease(epilogue_role.registers)
+            epilogue.run(plan, problem, outputs, shared)
+        else:
+            cute.arch.setmaxregister_decrease(issue_role.registers)
+            if warp_idx == first_issue_warp + LOAD_WARP:
+                load.run(plan, problem, tma, shared)
+            elif warp_idx == first_issue_warp + MMA_WARP:
+                mma.run(plan, shared)
+                pointer = cute.arch.retrieve_tmem_ptr(cutlass.Float32, 16, address)
+                cute.arch.dealloc_tmem(pointer, TENSOR_COLUMNS)
+
+    def _allocate(self) -> tuple[SharedTiles, cute.Pointer]:
+        """Return the shared-memory tiles and barriers, and where tensor memory's address will be."""
+        plan = self.plan
+        dtype = element_type(plan)
+        layouts = make_layouts(plan)
+        smem = SmemAllocator()
+        barriers = smem.allocate_array(cutlass.Int64, plan.num_barriers)
+        rings = []
+        offset = 0
+        for edge in plan.edges:
+            rings.append(make_ring(barriers, offset, edge))
+            offset += edge.num_barriers
+        firsts = []
+        for signal in plan.signals:
+            firsts.append(barriers + offset)
+            offset += signal.stages
+        assert work_words(plan.work_edge) <= WORK_WORDS_LIMIT
+        num_words = WORK_STAGES * work_words(plan.work_edge)
+        words = smem.allocate_tensor(cutlass.Int32, cute.make_layout(num_words))
+        address = smem.allocate_array(cutlass.Int32, 1)
+        statistics = smem.allocate_tensor(
+            cutlass.Float32,
+            cute.make_layout(
+                (STATISTICS, STREAMS, STREAM_ROWS), stride=(plan.tile_m, STREAM_ROWS, 1)
+            ),
+        )
+        flags = smem.allocate_tensor(cutlass.Uint8, cute.make_layout(WORK_STAGES * plan.tile_m))
+
+        def tile(layout: cute.ComposedLayout) -> cute.Tensor:
+            return smem.allocate_tensor(dtype, layout.outer, SHARED_ALIGNMENT, layout.inner)
+
+        tiles = [tile(layout) for layout in layouts]
+        work = WorkRing(words, flags, rings[3])
+        unknown = cutlass.Int32(0)
+        shared = SharedTiles(*tiles, *rings[:3], work, Signals(*firsts), statistics, unknown)
+        return shared, address

@@ -1,0 +1,201 @@
+"""The load role: one warp announces query tiles and fills Q, K and V through the copy engine.
+
+Lives here: the order of loads, and the announcement of each query tile to the other roles. Not
+here: the barriers' arithmetic (`device/pipeline.py`) and which KV tiles a query tile visits
+(`device/kv_walk.py`). Invariant: every role walks the tiles announced here, in order.
+"""
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.nvgpu import cpasync
+
+from fovea.kernels.device.kv_walk import Walk, kv_tile, make_walk, reorder
+from fovea.kernels.device.pipeline import Ring, expect_bytes, stage_of, wait_empty
+from fovea.kernels.device.scheduler import decode_tile, num_tiles
+from fovea.kernels.device.values import select
+from fovea.kernels.device.work import (
+    PAUSE,
+    STOP,
+    Work,
+    announce,
+    await_verdict,
+    draw_tile,
+    from_first_lane,
+)
+from fovea.kernels.sm100.forward.arguments import Problem, SharedTiles, TmaLoads
+from fovea.plan.sm100 import STREAM_ROWS, STREAMS
+
+
+class _Views(NamedTuple):
+    """TMA partitions of one query tile: (smem, gmem) of Q, K and V."""
+
+    tQsQ: cute.Tensor
+    tQgQ: cute.Tensor
+    tKsK: cute.Tensor
+    tKgK: cute.Tensor
+    tVsV: cute.Tensor
+    tVgV: cute.Tensor
+
+
+@cute.jit
+def run(plan: cutlass.Constexpr, problem: Problem, tma: TmaLoads, shared: SharedTiles):
+    """Announce and load every tile that this CTA works on.
+
+    Run by one warp. Waits on: work_empty, q_empty, k_empty, v_empty. Signals: work_full, and
+    q_full, k_full, v_full through the copy engine. Owns: sQ, sK, sV while a stage is empty.
+    """
+    item = cutlass.Int32(0)
+    kv_use = cutlass.Int32(0)
+    use = cutlass.Int32(0)
+    fresh, _, _ = cute.arch.block_idx()
+    tile_number = cutlass.Int32(0)
+    while use >= 0:
+        tile_number, is_redo = _next_work(plan, problem, shared, use, fresh, tile_number)
+        tile = decode_tile(cutlass.max(tile_number, 0), problem.order)
+        tile = reorder(tile, problem.order, problem.block_lists)
+        walk = make_walk(tile, problem.band, problem.block_lists, plan)
+        announce(shared.work, use, Work(tile_number, is_redo, walk), plan.work_edge)
+        if tile_number == STOP:
+            use = cutlass.Int32(-1)
+        else:
+            use += 1
+        if tile_number >= 0:
+            # Drawn before the loads and read after them: the counter's answer takes a while.
+            drawn = fresh
+            if is_redo == 0:
+                drawn = _draw(plan, problem, fresh)
+            _load_tile(plan, problem, tma, shared, walk, item, kv_use)
+            kv_use += walk.visits
+            item += 1
+            if is_redo == 0:
+                fresh = from_first_lane(drawn) if plan.is_dynamic else drawn
+
+
+@cute.jit
+def _next_work(
+    plan: cutlass.Constexpr,
+    problem: Problem,
+    shared: SharedTiles,
+    use: cutlass.Int32,
+    fresh: cutlass.Int32,
+    last: cutlass.Int32,
+):
+    """Return the tile to announce and the redo word: 0, or 1 + the slot whose flags say which rows.
+
+    A redo that a slot's last tile asked for comes before fresh tiles. When those are used up, the
+    tile announced `last` has to be heard too before the CTA may stop: a pause goes between.
+    """
+    edge = plan.work_edge
+    verdict = await_verdict(shared.work, use, edge)
+    tile_number = fresh
+    is_redo = cutlass.Int32(0)
+    if verdict.wants_redo:
+        tile_number = verdict.tile_number
+        is_redo = 1 + stage_of(use, edge)
+    elif fresh >= num_tiles(problem.order):
+        tile_number = select(last == PAUSE, cutlass.Int32(STOP), cutlass.Int32(PAUSE))
+    return tile_number, is_redo
+
+
+@cute.jit
+def _draw(plan: cutlass.Constexpr, problem: Problem, last: cutlass.Int32) -> cutlass.Int32:
+    """Return the next fresh tile: from the grid's counter where tiles differ in work.
+
+    Where that is so, lane 0 alone has the answer.
+    """
+    grid, _, _ = cute.arch.grid_dim()
+    number = last + grid
+    if cutlass.const_expr(plan.is_dynamic):
+        number = grid + draw_tile(problem.counter)
+    return number
+
+
+@cute.jit
+def _load_tile(
+    plan: cutlass.Constexpr,
+    problem: Problem,
+    tma: TmaLoads,
+    shared: SharedTiles,
+    walk: Walk,
+    item: cutlass.Int32,
+    kv_use: cutlass.Int32,
+):
+    """Load one query tile and the KV tiles it visits, in the order of the products."""
+    views = _views(plan, problem, tma, shared, walk)
+    n_idx = kv_tile(walk, cutlass.Int32(0), problem.block_lists, plan)
+    _load_q(plan, tma, shared, views, item, 0)
+    _fill(plan.k_edge, shared.k, tma.atom_k, views.tKgK[None, n_idx], views.tKsK, kv_use)
+    _load_q(plan, tma, shared, views, item, 1)
+    # K runs one tile ahead of V, as the products that need them do.
+    for visit in cutlass.range(1, walk.visits, unroll=1):
+        use = kv_use + visit
+        next_idx = kv_tile(walk, visit, problem.block_lists, plan)
+        _fill(plan.k_edge, shared.k, tma.atom_k, views.tKgK[None, next_idx], views.tKsK, use)
+        _fill(plan.v_edge, shared.v, tma.atom_v, views.tVgV[None, n_idx], views.tVsV, use - 1)
+        n_idx = next_idx
+    last = kv_use + walk.visits - 1
+    _fill(plan.v_edge, shared.v, tma.atom_v, views.tVgV[None, n_idx], views.tVsV, last)
+
+
+@cute.jit
+def _load_q(
+    plan: cutlass.Constexpr,
+    tma: TmaLoads,
+    shared: SharedTiles,
+    views: _Views,
+    item: cutlass.Int32,
+    stream: cutlass.Constexpr,
+):
+    """Load Q of one stream."""
+    use = STREAMS * item + stream
+    _fill(plan.q_edge, shared.q, tma.atom_q, views.tQgQ[None, stream], views.tQsQ, use)
+
+
+@cute.jit
+def _fill(
+    edge: cutlass.Constexpr,
+    ring: Ring,
+    atom: cute.CopyAtom,
+    gmem: cute.Tensor,
+    smem: cute.Tensor,
+    use: cutlass.Int32,
+):
+    """Load one box into the stage of its use, once that is empty."""
+    stage = stage_of(use, edge)
+    wait_empty(ring, use, edge)
+    with cute.arch.elect_one():
+        expect_bytes(ring, use, edge)
+    cute.copy(atom, gmem, smem[None, stage], tma_bar_ptr=ring.full + stage)
+
+
+@cute.jit
+def _views(
+    plan: cutlass.Constexpr, problem: Problem, tma: TmaLoads, shared: SharedTiles, walk: Walk
+) -> _Views:
+    """Return the TMA partitions of a query tile; KV heads are shared by groups of query heads."""
+    kv_head = walk.head // problem.group_size
+    gQ = cute.local_tile(
+        tma.mQ[None, None, walk.head, walk.batch], (STREAM_ROWS, plan.head_dim), (None, 0)
+    )
+    gQ = cute.domain_offset((0, 0, walk.m_idx * STREAMS), gQ)
+    gK = cute.local_tile(
+        tma.mK[None, None, kv_head, walk.batch], (plan.tile_n, plan.head_dim), (None, 0)
+    )
+    gV = cute.local_tile(
+        tma.mV[None, None, kv_head, walk.batch], (plan.head_dim_v, plan.tile_n), (0, None)
+    )
+    tQsQ, tQgQ = _partition(tma.atom_q, shared.sQ, gQ)
+    tKsK, tKgK = _partition(tma.atom_k, shared.sK, gK)
+    tVsV, tVgV = _partition(tma.atom_v, shared.sV, gV)
+    return _Views(tQsQ, tQgQ, tKsK, tKgK, tVsV, tVgV)
+
+
+def _partition(
+    atom: cute.CopyAtom, smem: cute.Tensor, gmem: cute.Tensor
+) -> tuple[cute.Tensor, cute.Tensor]:
+    """Return (smem, gmem) views with the box in mode 0 and the stage or tile in mode 1."""
+    return cpasync.tma_partition(
+        atom, 0, cute.make_layout(1), cute.group_modes(smem, 0, 2), cute.group_modes(gmem, 0, 2)
+    )

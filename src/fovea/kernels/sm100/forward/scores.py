@@ -1,0 +1,163 @@
+"""From q.k to the score that the softmax sees, for a thread that holds a whole row in order.
+
+Lives here: scale, softcap, score_mod and masks on chunks of a row. It is the twin of
+`device/score.py`, whose fragment is a wgmma accumulator's. Not here: the mods' arithmetic
+(`device/mods.py`), limits by position (`device/masking.py`). Invariant: where nothing needs the
+scaled score itself, the scale stays folded into the exponent and costs nothing.
+"""
+
+from typing import NamedTuple
+
+import cutlass
+
+from fovea.kernels.device.kv_walk import Visit, Walk
+from fovea.kernels.device.masking import Band, RowLimits, inside, row_limits
+from fovea.kernels.device.mod_affine import Affine
+from fovea.kernels.device.mods import ModEvaluator, ModTable, Position
+from fovea.kernels.device.ptx import hide_unless
+from fovea.kernels.device.score import Scalars, TileKind, soft_cap
+from fovea.plan.sm100 import CHUNK_COLUMNS
+
+# Captured values that may wait in registers for a chunk of S; more would spill.
+_PREFETCHED_REGISTERS = 32
+# Captured values that may stay in registers for a whole query tile.
+_HOISTED_REGISTERS = 16
+
+_MODS = ("score_mod", "mask_mod", "block_mask_mod")
+
+
+class ScoreContext(NamedTuple):
+    """What turns a column of S into a position and a score, for one row of one query tile."""
+
+    q_idx: cutlass.Int32
+    walk: Walk
+    band: Band
+    scalars: Scalars
+    mods: ModTable
+    hoisted: tuple  # per mod, captured values that do not depend on the key; () if too many
+
+
+class TileScores:
+    """The scores of one KV tile in one row: mods and tests ready, values made chunk by chunk."""
+
+    def __init__(self, plan, context: ScoreContext, at: Visit, tile: TileKind) -> None:
+        self._plan = plan
+        self._context = context
+        self._first_column = at.n_idx * plan.tile_n
+        self._is_full = at.is_partial ^ cutlass.Boolean(True)
+        self._mods: dict[str, ModEvaluator | None] = {}
+        for name, hoisted in zip(_MODS, context.hoisted, strict=True):
+            evaluator = _evaluator(plan, context, name)
+            if name == "block_mask_mod" and tile is TileKind.PLAIN:
+                evaluator = None
+            if evaluator is not None and hoisted:
+                evaluator.use_hoisted([_position(context, 0, self._first_column)], hoisted)
+            self._mods[name] = evaluator
+        is_masked_by_position = tile is TileKind.MASKED and not plan.features.block_lists
+        self._limits: RowLimits | None = None
+        if tile is TileKind.ANY or is_masked_by_position:
+            self._limits = row_limits(
+                context.q_idx, self._first_column, context.band, plan.features
+            )
+
+    def prefetch(self, first: int) -> None:
+        """Start what a chunk needs of captured tensors by key alone, before its S is there."""
+        budget = _PREFETCHED_REGISTERS
+        for evaluator in self._mods.values():
+            if evaluator is None:
+                continue
+            needed = evaluator.loads_by_key * CHUNK_COLUMNS
+            if needed > budget:
+                continue
+            budget -= needed
+            for column in range(first, first + CHUNK_COLUMNS, 2):
+                evaluator.prefetch((self._position(column), self._position(column + 1)))
+
+    def addend(self) -> Affine | None:
+        """Return what a score_mod adds to the row, natural units, where it is linear in the key.
+
+        Such a sum costs one multiply-add for two columns, since it folds into the exponent.
+        """
+        score_mod = self._mods["score_mod"]
+        if score_mod is None or self._mods["mask_mod"] is not None or self._plan.features.softcap:
+            return None
+        return score_mod.addend(self._position(0))
+
+    def apply(self, values: list[cutlass.Float32], first: int) -> list[cutlass.Float32]:
+        """Return the masked scores of the columns from `first` on, given q.k."""
+        return [self._score(value, first + i) for i, value in enumerate(values)]
+
+    def _score(self, score: cutlass.Float32, column: int) -> cutlass.Float32:
+        features, scalars = self._plan.features, self._context.scalars
+        position = self._position(column)
+        if features.modifies_score:
+            score = score * scalars.scale
+        if features.softcap:
+            score = soft_cap(score, scalars.softcap)
+        score_mod = self._mods["score_mod"]
+        if score_mod is not None:
+            score = score_mod.score(score, position)
+        visible = self._visible(position)
+        return score if visible is None else hide_unless(visible, score)
+
+    def _visible(self, position: Position) -> cutlass.Boolean | None:
+        """Return the test of one column, None where there is nothing to test."""
+        found: list[cutlass.Boolean] = []
+        mask_mod, block_mask_mod = self._mods["mask_mod"], self._mods["block_mask_mod"]
+        if mask_mod is not None:
+            found.append(mask_mod.mask(position))
+        if block_mask_mod is not None:
+            test = block_mask_mod.mask(position)
+            found.append(test | self._is_full if self._limits is not None else test)
+        if self._limits is not None:
+            found.extend(inside(self._limits, position.column_offset))
+        result: cutlass.Boolean | None = None
+        for test in found:
+            result = test if result is None else result & test
+        return result
+
+    def _position(self, column: int) -> Position:
+        return _position(self._context, column, self._first_column)
+
+
+def make_score_context(
+    plan,
+    q_idx: cutlass.Int32,
+    walk: Walk,
+    band: Band,
+    scalars: Scalars,
+    mods: ModTable,
+) -> ScoreContext:
+    """Return the context of one query row."""
+    context = ScoreContext(q_idx, walk, band, scalars, mods, ())
+    hoisted: list[tuple] = []
+    budget = _HOISTED_REGISTERS
+    for name in _MODS:
+        evaluator = _evaluator(plan, context, name)
+        is_hoisted = evaluator is not None and evaluator.loads_by_row <= budget
+        budget -= evaluator.loads_by_row if is_hoisted else 0
+        row = [_position(context, 0, cutlass.Int32(0))]
+        hoisted.append(evaluator.hoist(row) if is_hoisted else ())
+    return context._replace(hoisted=tuple(hoisted))
+
+
+def _evaluator(plan, context: ScoreContext, name: str) -> ModEvaluator | None:
+    """Return the evaluator of a mod, None where the variant has no such mod."""
+    graph = getattr(plan.features, name)
+    if graph is None:
+        return None
+    wide_integers = plan.features.wide_integers
+    return ModEvaluator(graph, getattr(context.mods, name), wide_integers=wide_integers)
+
+
+def _position(context: ScoreContext, column: int, first_column: cutlass.Int32) -> Position:
+    """Return where a column of the tile lies."""
+    return Position(
+        b=context.walk.batch,
+        h=context.walk.head,
+        q_idx=context.q_idx,
+        first_kv_idx=first_column,
+        column_offset=column,
+        row=0,
+        column=column,
+    )

@@ -1,0 +1,282 @@
+"""The softmax role: a warpgroup a stream, a thread a row of S, from tensor memory to P in it.
+
+Lives here: the walk through query tiles and their KV tiles, the step that looks for a row's maximum
+and the one that does not. In optimistic plans a row keeps the maximum of the first tile in which it
+sees a key; a warp all of whose rows have one exponentiates chunks of S as they come, without a
+maximum, a rescaling or a word to anyone but the tensor cores. Otherwise the reference moves where
+the maximum has risen by more than LAZY_RESCALE_LOG2, and O with it (FlashAttention-4's conditional
+rescaling, arXiv 2603.05451), in tensor memory and by these threads: S being there says that O is at
+rest. Not here: the arithmetic of a row (`rows.py`). Invariant: P is told to the tensor cores part
+by part, each once a KV tile.
+"""
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+
+from fovea.kernels.device.kv_walk import Visit, Walk, is_cut, kv_tile
+from fovea.kernels.device.mods import ModTable
+from fovea.kernels.device.score import Scalars, TileKind, exponent_scale
+from fovea.kernels.device.softmax import finite_reference
+from fovea.kernels.device.values import is_in_all_lanes, select
+from fovea.kernels.device.work import STOP, Work, receive, release_work
+from fovea.kernels.sm100 import tmem
+from fovea.kernels.sm100.exp2 import Pair, both
+from fovea.kernels.sm100.forward.arguments import Outputs, Problem, SharedTiles
+from fovea.kernels.sm100.forward.rows import (
+    Exponents,
+    RowState,
+    begin,
+    exponentiate,
+    larger,
+    make_state,
+    maximum,
+)
+from fovea.kernels.sm100.forward.scores import ScoreContext, TileScores, make_score_context
+from fovea.kernels.sm100.signals import tell, wait, wait_before
+from fovea.plan.numerics import LAZY_RESCALE_LOG2, LOG2_E
+from fovea.plan.roles import WARPGROUP_THREADS
+from fovea.plan.sm100 import CHUNK_COLUMNS, STREAM_ROWS, WARPS_PER_WARPGROUP
+
+
+class _Stream(NamedTuple):
+    """What stays the same over all tiles of one thread."""
+
+    problem: Problem
+    shared: SharedTiles
+    state: RowState
+    stream: cutlass.Int32
+    row: cutlass.Int32  # in the stream
+    s: cutlass.Int32  # addresses in tensor memory, of this warp's lanes
+    p: cutlass.Int32
+    o: cutlass.Int32
+
+
+@cute.jit
+def run(
+    plan: cutlass.Constexpr,
+    problem: Problem,
+    scalars: Scalars,
+    mods: ModTable,
+    outputs: Outputs,
+    shared: SharedTiles,
+):
+    """Turn S into P for every tile that this CTA works on.
+
+    Run by the softmax warpgroups. Waits on: work_full, s_full, statistics_empty. Signals: p_full,
+    statistics_full, work_empty.
+    """
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    stream = warp // WARPS_PER_WARPGROUP
+    first = tmem.warp_rows(shared.tensor_memory, warp % WARPS_PER_WARPGROUP)
+    this = _Stream(
+        problem=problem,
+        shared=shared,
+        state=make_state(),
+        stream=stream,
+        row=cute.arch.thread_idx()[0] % WARPGROUP_THREADS,
+        s=first + plan.column("s") + stream * plan.stride("s"),
+        p=first + plan.column("p") + stream * plan.stride("p"),
+        o=first + plan.column("o") + stream * plan.stride("o"),
+    )
+    use = cutlass.Int32(0)
+    kv_use = cutlass.Int32(0)
+    item = cutlass.Int32(0)
+    work = receive(shared.work, use, plan.work_edge)
+    while is_in_all_lanes(work.tile_number != STOP):
+        if is_in_all_lanes(work.tile_number >= 0):
+            _query_tile(plan, this, scalars, mods, outputs, work, kv_use)
+            _hand_over(plan, this, item)
+            kv_use += work.walk.visits
+            item += 1
+        release_work(shared.work, use, plan.work_edge)
+        use += 1
+        work = receive(shared.work, use, plan.work_edge)
+
+
+@cute.jit
+def _query_tile(
+    plan: cutlass.Constexpr,
+    this: _Stream,
+    scalars: Scalars,
+    mods: ModTable,
+    outputs: Outputs,
+    work: Work,
+    kv_use: cutlass.Int32,
+):
+    """Do the softmax of one query tile's row."""
+    walk = work.walk
+    band = this.problem.band
+    q_idx = walk.m_idx * plan.tile_m + this.stream * STREAM_ROWS + this.row
+    context = make_score_context(plan, q_idx, walk, band, scalars, mods)
+    state = this.state
+    begin(state)
+    n_idx = kv_tile(walk, cutlass.Int32(0), this.problem.block_lists, plan)
+    for visit in cutlass.range(walk.visits, unroll=1):
+        at = _visit(plan, walk, visit, n_idx)
+        # Of block lists from memory: asked for a whole KV tile before it is needed.
+        following = cutlass.min(visit + 1, walk.visits - 1)
+        n_idx = kv_tile(walk, following, this.problem.block_lists, plan)
+        time = kv_use + visit
+        wait(this.shared.signals.s_full + this.stream, time)
+        tmem.after_wait()
+        if cutlass.const_expr(plan.is_optimistic):
+            lacks_reference = state.row_max[0] == -cutlass.Float32.inf
+            if cute.arch.vote_any_sync(lacks_reference) | (work.is_redo != 0):
+                _seeking_step(plan, this, context, at, time, work.is_redo, TileKind.ANY)
+            elif _is_hidden_in(plan, at, by_position=True):
+                _keeping_step(plan, this, context, at, time, TileKind.ANY)
+            elif _is_hidden_in(plan, at, by_position=False):
+                _keeping_step(plan, this, context, at, time, TileKind.MASKED)
+            else:
+                _keeping_step(plan, this, context, at, time, TileKind.PLAIN)
+        else:
+            moves = cutlass.Int32(1)
+            if at.is_cut | at.is_partial:
+                _seeking_step(plan, this, context, at, time, moves, TileKind.ANY)
+            else:
+                _seeking_step(plan, this, context, at, time, moves, TileKind.PLAIN)
+    if cutlass.const_expr(plan.features.max_score):
+        if q_idx < band.seqlen_q:
+            row_max = state.row_max[0]
+            if cutlass.const_expr(not plan.features.modifies_score):
+                row_max = row_max * scalars.scale
+            outputs.mMaxScore[walk.batch, walk.head, q_idx] = row_max
+
+
+def _visit(plan, walk: Walk, visit: cutlass.Int32, n_idx: cutlass.Int32) -> Visit:
+    """Return what a thread has to know of a KV tile."""
+    is_partial = cutlass.Boolean(False)
+    if plan.features.block_lists:
+        is_partial = visit < walk.partial_visits
+    return Visit(n_idx, is_partial, is_cut(walk, n_idx))
+
+
+def _is_hidden_in(plan, at: Visit, *, by_position: bool) -> cutlass.Boolean | bool:
+    """Return whether a keeping step has to mask a tile: by position, or else by its block alone.
+
+    A Python bool where the variant never does: without limits only the tile at the end of the keys
+    is cut, and that comes first and finds a reference.
+    """
+    if by_position:
+        return at.is_cut if plan.is_dynamic else False
+    return at.is_partial if plan.features.block_lists else False
+
+
+@cute.jit
+def _seeking_step(
+    plan: cutlass.Constexpr,
+    this: _Stream,
+    context: ScoreContext,
+    at: Visit,
+    time: cutlass.Int32,
+    moves: cutlass.Int32,
+    tile: cutlass.Constexpr,
+):
+    """Exponentiate a tile, the row's maximum found first; with `moves`, past the first tile too."""
+    state = this.state
+    scores = TileScores(plan, context, at, tile)
+    started = []
+    for first in cutlass.range_constexpr(0, plan.tile_n, CHUNK_COLUMNS):
+        started.append(tmem.start_load(this.s + first, CHUNK_COLUMNS))
+    values = []
+    for index in cutlass.range_constexpr(len(started)):
+        chunk = tmem.finish_load(started[index])
+        values = values + scores.apply(chunk, index * CHUNK_COLUMNS)
+    scale = exponent_scale(plan, context.scalars)
+    factor = _new_reference(state, maximum(values), scale, moves)
+    if cute.arch.vote_any_sync(factor != 1.0):
+        _rescale(plan, this, factor)
+    state.row_sum[0] = state.row_sum[0] * factor
+    total = both(0.0)
+    exponents = Exponents(scale, -state.reference[0])
+    for first in cutlass.range_constexpr(0, plan.tile_n, CHUNK_COLUMNS):
+        chunk = values[first : first + CHUNK_COLUMNS]
+        packed, total = exponentiate(plan, chunk, first, exponents, total)
+        _give(plan, this, packed, first, time)
+    state.row_sum[0] = state.row_sum[0] + (total[0] + total[1])
+
+
+def _new_reference(
+    state: RowState, tile_max: cutlass.Float32, scale: cutlass.Float32, moves: cutlass.Int32
+) -> cutlass.Float32:
+    """Take a tile's maximum into the state; return what the row's sum and O are multiplied by."""
+    is_new = state.row_max[0] == -cutlass.Float32.inf
+    row_max = larger(state.row_max[0], tile_max)
+    reference = finite_reference(row_max) * scale
+    # An infinite score makes the row NaN, whichever unit exponentiates its column.
+    reference = cute.math.fma(reference, cutlass.Float32(0.0), reference)
+    stays = reference - state.reference[0] <= LAZY_RESCALE_LOG2  # false for NaN
+    takes = is_new | ((stays ^ cutlass.Boolean(True)) & (moves != 0))
+    power = cute.math.exp2(state.reference[0] - reference, fastmath=True)
+    one = cutlass.Float32(1.0)
+    factor = select(takes & (is_new ^ cutlass.Boolean(True)), power, one)
+    state.row_max[0] = row_max
+    state.reference[0] = select(takes, reference, state.reference[0])
+    return factor
+
+
+def _rescale(plan, this: _Stream, factor: cutlass.Float32) -> None:
+    """Multiply the row of O, which no product touches until P is told."""
+    for first in range(0, plan.head_dim_v, CHUNK_COLUMNS):
+        values = tmem.load(this.o + first, CHUNK_COLUMNS)
+        tmem.store(this.o + first, [value * factor for value in values])
+
+
+@cute.jit
+def _keeping_step(
+    plan: cutlass.Constexpr,
+    this: _Stream,
+    context: ScoreContext,
+    at: Visit,
+    time: cutlass.Int32,
+    tile: cutlass.Constexpr,
+):
+    """Exponentiate a tile chunk by chunk, relative to the reference that the row has."""
+    state = this.state
+    scores = TileScores(plan, context, at, tile)
+    addend = scores.addend() if tile is TileKind.PLAIN else None
+    if cutlass.const_expr(addend is None):
+        exponents = Exponents(exponent_scale(plan, context.scalars), -state.reference[0])
+    else:
+        exponents = Exponents(
+            context.scalars.scale_log2,
+            addend.base * LOG2_E - state.reference[0],
+            addend.step * LOG2_E,
+        )
+    total: Pair = both(0.0)
+    coming = tmem.start_load(this.s, CHUNK_COLUMNS)
+    for first in cutlass.range_constexpr(0, plan.tile_n, CHUNK_COLUMNS):
+        if cutlass.const_expr(addend is None):
+            scores.prefetch(first)
+        values = tmem.finish_load(coming)
+        if cutlass.const_expr(first + CHUNK_COLUMNS < plan.tile_n):
+            coming = tmem.start_load(this.s + first + CHUNK_COLUMNS, CHUNK_COLUMNS)
+        if cutlass.const_expr(addend is None):
+            values = scores.apply(values, first)
+        packed, total = exponentiate(plan, values, first, exponents, total)
+        _give(plan, this, packed, first, time)
+    state.row_sum[0] = state.row_sum[0] + (total[0] + total[1])
+
+
+def _give(
+    plan, this: _Stream, packed: list[cutlass.Int32], first: int, time: cutlass.Int32
+) -> None:
+    """Store a chunk of P; tell the tensor cores where a part ends with it."""
+    tmem.store(this.p + first // 2, packed)
+    end = first + CHUNK_COLUMNS
+    for part in range(len(plan.p_parts)):
+        if sum(plan.p_parts[: part + 1]) == end:
+            tmem.finish_stores()
+            tell(this.shared.signals.p_full + this.stream * len(plan.p_parts) + part)
+
+
+@cute.jit
+def _hand_over(plan: cutlass.Constexpr, this: _Stream, item: cutlass.Int32):
+    """Give the row's sum and reference to the epilogue."""
+    signals = this.shared.signals
+    wait_before(signals.statistics_empty + this.stream, item)
+    this.shared.statistics[0, this.stream, this.row] = this.state.row_sum[0]
+    this.shared.statistics[1, this.stream, this.row] = this.state.reference[0]
+    tell(signals.statistics_full + this.stream)

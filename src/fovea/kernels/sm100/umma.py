@@ -1,0 +1,188 @@
+"""Products on Blackwell's tensor cores: descriptors, shared-memory layouts and the issue loop.
+
+Lives here: what is special to `tcgen05.mma`. Not here: when products are issued and what they wait
+for (`forward/mma.py`). Invariant: one thread issues; products run in the order of issue, and a
+commit tells of every one issued before it.
+
+Source: PTX ISA, "tcgen05 shared memory descriptor", "Instruction descriptor".
+"""
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.nvgpu import tcgen05
+
+from fovea.plan.sm100 import ELEMENT_BYTES, ForwardPlan
+
+_DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}
+_FORMATS = {"bfloat16": 1, "float16": 0}  # of operands, in an instruction descriptor
+_K_STEP = 16  # elements of K that one instruction multiplies
+_ATOM_BYTES = 128  # a row of the widest swizzle, which every operand here uses
+_ATOM_ROWS = 8
+_UNIT_BYTES = 16  # of addresses in a descriptor
+_SWIZZLE_128 = 2 << 61
+_VERSION = 1 << 46
+
+
+def element_type(plan: ForwardPlan) -> type[cutlass.Numeric]:
+    """Return the DSL type of q, k, v and o."""
+    return _DTYPES[plan.dtype]
+
+
+def row_major_layout(
+    dtype: type[cutlass.Numeric], rows: int, columns: int, stages: int
+) -> cute.ComposedLayout:
+    """Return the swizzled (rows, columns, stages) layout of an operand whose K axis is contiguous.
+
+    Columns come in blocks of 128 bytes, each with all rows.
+    """
+    atom = tcgen05.make_smem_layout_atom(tcgen05.SmemLayoutAtomKind.K_SW128, dtype)
+    return cute.tile_to_shape(atom, (rows, columns, stages), order=(0, 1, 2))
+
+
+def transposed_layout(
+    dtype: type[cutlass.Numeric], rows: int, columns: int, stages: int
+) -> cute.ComposedLayout:
+    """Return the swizzled (rows, columns, stages) layout of B whose N axis (rows) is contiguous.
+
+    Rows come in blocks of 128 bytes, each with all columns.
+    """
+    atom = tcgen05.make_smem_layout_atom(tcgen05.SmemLayoutAtomKind.MN_SW128, dtype)
+    return cute.tile_to_shape(atom, (rows, columns, stages), order=(1, 0, 2))
+
+
+class Product(NamedTuple):
+    """What is fixed of a product: its instruction descriptor, and how B steps along K.
+
+    Offsets are in units of 16 bytes, as descriptors have them.
+    """
+
+    instruction: int
+    b_steps: tuple[int, ...]
+    b_fixed: int  # constant fields of B's shared-memory descriptor
+
+
+def scores_product(plan: ForwardPlan) -> Product:
+    """Return S = Q K^T: both operands with head_dim contiguous."""
+    return Product(
+        instruction=_instruction(plan, plan.tile_n, is_b_transposed=False),
+        b_steps=k_major_steps(plan.tile_n, plan.head_dim),
+        b_fixed=K_MAJOR,
+    )
+
+
+def output_product(plan: ForwardPlan) -> Product:
+    """Return O += P V: P from tensor memory, V with head_dim_v contiguous."""
+    steps = tuple(
+        k * ELEMENT_BYTES * (_ATOM_BYTES // ELEMENT_BYTES) // _UNIT_BYTES
+        for k in range(0, plan.tile_n, _K_STEP)
+    )
+    block_bytes = plan.tile_n * _ATOM_BYTES  # from 128 bytes of head_dim_v to the next
+    return Product(
+        instruction=_instruction(plan, plan.head_dim_v, is_b_transposed=True),
+        b_steps=steps,
+        b_fixed=_fixed_fields(leading=block_bytes, stride=_ATOM_ROWS * _ATOM_BYTES),
+    )
+
+
+def k_major_steps(rows: int, columns: int) -> tuple[int, ...]:
+    """Return where each step of K begins in an operand of `row_major_layout`."""
+    per_atom = _ATOM_BYTES // ELEMENT_BYTES
+    return tuple(
+        (k // per_atom * rows * _ATOM_BYTES + k % per_atom * ELEMENT_BYTES) // _UNIT_BYTES
+        for k in range(0, columns, _K_STEP)
+    )
+
+
+def _instruction(plan: ForwardPlan, columns: int, *, is_b_transposed: bool) -> int:
+    """Return the instruction descriptor of 128 rows, `columns` columns and fp32 accumulation."""
+    operand = _FORMATS[plan.dtype]
+    accumulator = 1  # fp32
+    return (
+        accumulator << 4
+        | operand << 7
+        | operand << 10
+        | is_b_transposed << 16
+        | columns // 8 << 17
+        | 128 // 16 << 24
+    )
+
+
+def _fixed_fields(*, leading: int, stride: int) -> int:
+    return _SWIZZLE_128 | _VERSION | leading // _UNIT_BYTES << 16 | stride // _UNIT_BYTES << 32
+
+
+K_MAJOR = _fixed_fields(leading=_UNIT_BYTES, stride=_ATOM_ROWS * _ATOM_BYTES)
+
+
+def descriptor_start(pointer: cute.Pointer) -> cutlass.Int32:
+    """Return the address field of a descriptor for a place in shared memory."""
+    return (pointer.toint().to(cutlass.Int32) & 0x3FFFF) >> 4
+
+
+def _descriptor(start: cutlass.Int32, fixed: int) -> cutlass.Int64:
+    return start.to(cutlass.Int64) | cutlass.Int64(_signed(fixed))
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+def issue_from_shared(
+    product: Product,
+    accumulator: cutlass.Int32,
+    a_start: cutlass.Int32,
+    a_steps: tuple[int, ...],
+    b_start: cutlass.Int32,
+) -> None:
+    """Issue D = A B^T over all steps of K, A in shared memory. Run by one thread."""
+    for index, (a_step, b_step) in enumerate(zip(a_steps, product.b_steps, strict=True)):
+        cute.arch.inline_ptx(
+            _mma("{$r1}"),
+            read_only_args=[
+                accumulator,
+                _descriptor(a_start + a_step, K_MAJOR),
+                _descriptor(b_start + b_step, product.b_fixed),
+                cutlass.Int32(product.instruction),
+                cutlass.Int32(1 if index > 0 else 0),
+            ],
+        )
+
+
+def issue_from_tensor_memory(
+    product: Product,
+    accumulator: cutlass.Int32,
+    a_address: cutlass.Int32,
+    b_start: cutlass.Int32,
+    steps: range,
+    accumulates: cutlass.Int32,
+) -> None:
+    """Issue D (+)= A B^T over some steps of K, A in tensor memory. Run by one thread.
+
+    `accumulates` says whether step 0 adds to D or overwrites it; later steps add.
+    """
+    columns = _K_STEP * ELEMENT_BYTES // 4
+    for step in steps:
+        cute.arch.inline_ptx(
+            _mma("[{$r1}]"),
+            read_only_args=[
+                accumulator,
+                a_address + step * columns,
+                _descriptor(b_start + product.b_steps[step], product.b_fixed),
+                cutlass.Int32(product.instruction),
+                cutlass.Int32(1) if step > 0 else accumulates,
+            ],
+        )
+
+
+def _mma(a: str) -> str:
+    return (
+        "{ .reg .pred accumulates; setp.ne.b32 accumulates, {$r4}, 0; "
+        "tcgen05.mma.cta_group::1.kind::f16 [{$r0}], " + a + ", {$r2}, {$r3}, accumulates; }"
+    )
+
+
+def commit(barrier: cute.Pointer) -> None:
+    """Arrive on a barrier once every product issued so far by this thread is done."""
+    tcgen05.commit(barrier)
