@@ -21,7 +21,7 @@ from fovea.compile.aot import write_bundle
 from fovea.compile.target import CompileTarget, native_host_triple
 from fovea.compile.variant import ForwardVariant
 from fovea.plan.select import forward_plan, unsupported
-from fovea.plan.sm90 import ForwardPlan
+from fovea.plan.forward import ForwardPlan
 
 _STEP = 6  # variants between two writings of the bundle
 

@@ -32,11 +32,12 @@ class Arch:
         return self.name
 
 
-# Source: PTX ISA, section "PTX Module Directives: .target": sm_90a and sm_100a code runs on compute
-# capability 9.0 and 10.0 only.
+# Source: PTX ISA, section "PTX Module Directives: .target": sm_90a, sm_100a and sm_103a code runs on
+# compute capability 9.0, 10.0 and 10.3 only.
 SM90 = Arch(name="sm90", target="sm_90a", capability=(9, 0), product="Hopper")
 SM100 = Arch(name="sm100", target="sm_100a", capability=(10, 0), product="Blackwell")
-ARCHS: dict[str, Arch] = {arch.name: arch for arch in (SM90, SM100)}
+SM103 = Arch(name="sm103", target="sm_103a", capability=(10, 3), product="Blackwell Ultra")
+ARCHS: dict[str, Arch] = {arch.name: arch for arch in (SM90, SM100, SM103)}
 
 
 def arch_named(name: str) -> Arch:

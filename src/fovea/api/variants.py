@@ -14,7 +14,7 @@ from fovea.arch import Arch
 from fovea.problem import AttentionProblem
 
 if TYPE_CHECKING:
-    from fovea.plan.sm90 import ForwardPlan
+    from fovea.plan.forward import ForwardPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

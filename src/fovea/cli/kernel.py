@@ -19,7 +19,7 @@ from fovea.compile.target import CompileTarget
 from fovea.compile.variant import ForwardVariant
 from fovea.errors import UnsupportedError
 from fovea.plan import select
-from fovea.plan.sm90 import ForwardPlan
+from fovea.plan.forward import ForwardPlan
 from fovea.problem import AttentionProblem
 
 

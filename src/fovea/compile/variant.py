@@ -8,14 +8,15 @@ does.
 from dataclasses import dataclass
 from typing import Any
 
-from fovea.plan import sm90, sm100
+from fovea.plan import sm100
+from fovea.plan.forward import ForwardPlan
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardVariant:
     """A forward kernel of one plan."""
 
-    plan: sm90.ForwardPlan | sm100.ForwardPlan
+    plan: ForwardPlan
 
     @property
     def name(self) -> str:

@@ -9,27 +9,30 @@ import torch
 from torch import Tensor
 
 from fovea.arch import Arch
+from fovea.plan import sm90, sm100
 from fovea.plan.features import ForwardFeatures
+from fovea.plan.forward import ForwardPlan
 from fovea.plan.integers import NARROW_LIMIT
-from fovea.plan.sm90 import ForwardPlan, forward_tile, make_forward_plan
 from fovea.problem import AttentionProblem
 from fovea.tiling.bounds import Band
 
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
-_TILE_HEAD_DIMS = (64, 128, 256)
+_TILE_HEAD_DIMS = {
+    "sm90": (64, 128, 256),
+    "sm100": sm100.TILE_HEAD_DIMS,
+    "sm103": sm100.TILE_HEAD_DIMS,
+}
 SHORT_SEQLEN = 2048  # keys up to which a call gets the plan for short sequences
 _MAX_SEQLEN = 2**30  # positions and their sums stay in 32 bits
 
 
 def unsupported(problem: AttentionProblem, arch: Arch) -> str | None:
     """Return what the kernels of an architecture lack for a problem, or None if they take it."""
-    if arch.name != "sm90":
-        return f"there is no forward kernel for {arch} yet (there is one for sm90)"
     for reason in (
         _lacking_dtype(problem),
-        _lacking_head_dim(problem),
+        _lacking_head_dim(problem, arch),
         _lacking_layout(problem),
-        _lacking_blocks(problem),
+        _lacking_blocks(problem, arch),
     ):
         if reason is not None:
             return reason
@@ -38,12 +41,14 @@ def unsupported(problem: AttentionProblem, arch: Arch) -> str | None:
 
 def forward_plan(problem: AttentionProblem, arch: Arch) -> ForwardPlan:
     """Return the forward plan of a problem that `unsupported` has nothing against."""
-    assert arch.name == "sm90", arch
-    return make_forward_plan(
-        "bfloat16" if problem.dtype == torch.bfloat16 else "float16",
-        tile_head_dim(problem),
-        forward_features(problem),
-        is_short=problem.seqlen_kv <= SHORT_SEQLEN,
+    dtype = "bfloat16" if problem.dtype == torch.bfloat16 else "float16"
+    head_dim = tile_head_dim(problem, arch)
+    features = forward_features(problem)
+    if arch.name == "sm90":
+        is_short = problem.seqlen_kv <= SHORT_SEQLEN
+        return sm90.make_forward_plan(dtype, head_dim, features, is_short=is_short)
+    return sm100.make_forward_plan(
+        dtype, head_dim, features, software_columns=sm100.SOFTWARE_COLUMNS[arch.name]
     )
 
 
@@ -79,13 +84,13 @@ def band_of(problem: AttentionProblem) -> Band:
     )
 
 
-def tile_head_dim(problem: AttentionProblem) -> int:
+def tile_head_dim(problem: AttentionProblem, arch: Arch) -> int:
     """Return the columns of the tiles: the wider head dimension, rounded up to one there is.
 
     The copy engine fills the columns past the tensors' own with zeros.
     """
     widest = max(problem.head_dim, problem.head_dim_v)
-    return next(columns for columns in _TILE_HEAD_DIMS if widest <= columns)
+    return next(columns for columns in _TILE_HEAD_DIMS[arch.name] if widest <= columns)
 
 
 def needs_wide_integers(problem: AttentionProblem) -> bool:
@@ -109,11 +114,11 @@ def _lacking_dtype(problem: AttentionProblem) -> str | None:
     return f"dtype={problem.dtype} (kernels take torch.bfloat16 and torch.float16)"
 
 
-def _lacking_head_dim(problem: AttentionProblem) -> str | None:
-    widest = max(problem.head_dim, problem.head_dim_v)
-    if widest <= _TILE_HEAD_DIMS[-1]:
+def _lacking_head_dim(problem: AttentionProblem, arch: Arch) -> str | None:
+    widest, largest = max(problem.head_dim, problem.head_dim_v), _TILE_HEAD_DIMS[arch.name][-1]
+    if widest <= largest:
         return None
-    return f"head_dim or head_dim_v = {widest} (kernels take up to {_TILE_HEAD_DIMS[-1]})"
+    return f"head_dim or head_dim_v = {widest} (kernels for {arch} take up to {largest})"
 
 
 def _lacking_layout(problem: AttentionProblem) -> str | None:
@@ -127,15 +132,16 @@ def _lacking_layout(problem: AttentionProblem) -> str | None:
     return None
 
 
-def _lacking_blocks(problem: AttentionProblem) -> str | None:
+def _lacking_blocks(problem: AttentionProblem, arch: Arch) -> str | None:
     lists = problem.block_lists
     if lists is None:
         return None
-    tile_m, tile_n, *_ = forward_tile(
-        tile_head_dim(problem),
-        ForwardFeatures(block_lists=True, full_lists=True),
-        is_short=False,
-    )
+    head_dim = tile_head_dim(problem, arch)
+    features = ForwardFeatures(block_lists=True, full_lists=True)
+    if arch.name == "sm90":
+        tile_m, tile_n, *_ = sm90.forward_tile(head_dim, features, is_short=False)
+    else:
+        tile_m, tile_n = sm100.TILE_M, sm100.forward_tile(head_dim).tile_n
     if lists.block_q % tile_m == 0 and lists.block_kv % tile_n == 0:
         return None
     return (

@@ -17,6 +17,7 @@ SHARED_ALIGNMENT = 1024  # a 128-byte swizzle atom spans 8 rows of 128 bytes
 TENSOR_COLUMNS = 512  # 32-bit columns of tensor memory, all taken: one CTA an SM
 STREAMS = 2  # products in ping-pong: while one stream exponentiates, the other multiplies
 STREAM_ROWS = 128  # rows of a product, lanes of tensor memory, threads of a warpgroup
+TILE_M = STREAMS * STREAM_ROWS
 WARPS_PER_WARPGROUP = 4
 ELEMENT_BYTES = 2
 CHUNK_COLUMNS = 32  # columns of S that a thread holds at a time
@@ -27,6 +28,9 @@ STATISTICS = 2  # numbers of a row that the softmax hands to the epilogue: sum a
 # Registers per thread by role; four warpgroups of 128 on average. A softmax thread holds a whole
 # row of S (128) where it looks for the maximum, the epilogue two chunks of O.
 _REGISTERS = {"softmax": 192, "epilogue": 80, "issue": 48}
+# Columns of 32 whose exponentials go to the FMA pipe: on sm_100a the exponential unit takes as long
+# as the products at head_dim 128 (16 results a clock and SM); sm_103a's is twice as fast.
+SOFTWARE_COLUMNS = {"sm100": 4, "sm103": 0}
 LOAD_WARP, MMA_WARP = 0, 1  # of the issue role's warps; two are idle
 
 
@@ -93,7 +97,7 @@ class ForwardPlan:
     @property
     def tile_m(self) -> int:
         """Query rows of the CTA."""
-        return STREAMS * STREAM_ROWS
+        return TILE_M
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -258,6 +262,11 @@ class ForwardPlan:
     def is_optimistic(self) -> bool:
         """True where a row keeps its first maximum as its reference; see `sm90.ForwardPlan`."""
         return self.dtype == "bfloat16" and not self.features.max_score
+
+    @property
+    def cluster(self) -> int:
+        """CTAs that share what they load."""
+        return 1
 
     @property
     def is_dynamic(self) -> bool:
