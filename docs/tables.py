@@ -20,6 +20,7 @@ import torch
 
 import fovea
 from fovea import env
+from fovea.arch import ARCHS
 
 DOCS = Path(__file__).parent
 TESTS = DOCS.parent / "tests"
@@ -68,10 +69,8 @@ def mod_meaning(name: str) -> str:
 
 def support() -> str:
     """Return what each architecture takes, as the code that chooses a kernel answers."""
-    lines = [
-        "| call | sm90 (Hopper) forward | sm100 (Blackwell) forward | gradients |",
-        "|---|---|---|---|",
-    ]
+    archs = [f"{arch} ({arch.product}) forward" for arch in ARCHS.values()]
+    lines = [f"| {' | '.join(['call', *archs, 'gradients'])} |", "|---" * (len(archs) + 2) + "|"]
     reasons: dict[str, int] = {}
     for name, arguments in support_cases().items():
         told = fovea.explain(**arguments)

@@ -104,8 +104,8 @@ def derive(degree: int) -> tuple[tuple[float, ...], float]:
 
 
 def main() -> None:
-    """Print coefficients and error of the degree given on the command line (default 3)."""
-    degree = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    """Print coefficients and error of the degree given on the command line (default 4)."""
+    degree = int(sys.argv[1]) if len(sys.argv) > 1 else 4
     coefficients, error = derive(degree)
     sys.stdout.write(f"degree {degree}: {coefficients}\nlargest relative error {error:.4e}\n")
 

@@ -20,8 +20,8 @@ from fovea.arch import arch_named
 from fovea.compile.aot import write_bundle
 from fovea.compile.target import CompileTarget, native_host_triple
 from fovea.compile.variant import ForwardVariant
-from fovea.plan.select import forward_plan, unsupported
 from fovea.plan.forward import ForwardPlan
+from fovea.plan.select import forward_plan, unsupported
 
 _STEP = 6  # variants between two writings of the bundle
 

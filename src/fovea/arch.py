@@ -32,8 +32,8 @@ class Arch:
         return self.name
 
 
-# Source: PTX ISA, section "PTX Module Directives: .target": sm_90a, sm_100a and sm_103a code runs on
-# compute capability 9.0, 10.0 and 10.3 only.
+# Source: PTX ISA, section "PTX Module Directives: .target": sm_90a, sm_100a and sm_103a code runs
+# on compute capability 9.0, 10.0 and 10.3 only.
 SM90 = Arch(name="sm90", target="sm_90a", capability=(9, 0), product="Hopper")
 SM100 = Arch(name="sm100", target="sm_100a", capability=(10, 0), product="Blackwell")
 SM103 = Arch(name="sm103", target="sm_103a", capability=(10, 3), product="Blackwell Ultra")

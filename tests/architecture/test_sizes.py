@@ -29,6 +29,7 @@ EXEMPT_ARGUMENTS: dict[str, str] = {
     "src/fovea/flash_attn.py::flash_attn_func": _DROP_IN,
     "src/fovea/flash_attn.py::flash_attn_varlen_func": _DROP_IN,
     "src/fovea/flash_attn.py::flash_attn_with_kvcache": _DROP_IN,
+    "src/fovea/kernels/sm100/forward/kernel.py::ForwardKernel.__call__": "the launcher's arguments",
     "src/fovea/kernels/sm90/forward/kernel.py::ForwardKernel.__call__": "the launcher's arguments",
 }
 

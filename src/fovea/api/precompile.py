@@ -36,7 +36,7 @@ def precompile(
 
     Args:
         q, k, v: tensors of the call's dtype and head dims.
-        archs: architectures to compile for: "sm90", "sm100".
+        archs: architectures to compile for: "sm90", "sm100", "sm103".
         bundle: also write the kernels into this folder, for machines without a compiler, which
             find it through FOVEA_BUNDLE. Otherwise they go to the disk cache alone.
         workers: processes; default one a processor.

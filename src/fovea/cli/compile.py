@@ -12,13 +12,13 @@ import typer
 from rich.console import Console
 
 import fovea
-from fovea.arch import arch_named
+from fovea.arch import ARCHS, arch_named
 from fovea.cli.kernel import compile_forward, resource_table
 from fovea.cli.options import Causal, MaskMod, ScoreMod, Softcap, Window, Words, read_call
 from fovea.compile.bundle import load_bundle
 from fovea.problem import Request, make_dense
 
-Arch = Annotated[str, typer.Option(help="sm90 | sm100.")]
+Arch = Annotated[str, typer.Option(help=" | ".join(ARCHS) + ".")]
 Bundle = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help="Also write a bundle for machines without a compiler."),

@@ -1,4 +1,4 @@
-"""What a cubin's machine code holds, counted: wgmma, exponentials, copies, local memory.
+"""What a cubin's machine code holds, counted: products, exponentials, copies, local memory.
 
 Lives here: finding nvdisasm and counting its output. Registers and shared memory stand in the
 cubin itself and are read by `compile/cubin.py`. Invariant: a count comes from the disassembly of
@@ -24,14 +24,14 @@ class InstructionCounts:
     """Static instructions of a cubin.
 
     Attributes:
-        wgmma: warpgroup matrix products (HGMMA on sm_90a).
+        products: matrix products (HGMMA on sm_90a, UTCHMMA on sm_100a).
         exp2: exponentials on the special-function unit.
         tma: bulk tensor copies.
         local_accesses: loads and stores of local memory; 0 means nothing spilled.
         total: all instructions.
     """
 
-    wgmma: int
+    products: int
     exp2: int
     tma: int
     local_accesses: int
@@ -75,7 +75,7 @@ def count_listing(listing: str) -> InstructionCounts:
             opcodes[match[1]] += 1
             exp2 += match[1] == "MUFU" and ".EX2" in match[2]
     return InstructionCounts(
-        wgmma=opcodes["HGMMA"],
+        products=opcodes["HGMMA"] + opcodes["UTCHMMA"],
         exp2=exp2,
         tma=sum(count for name, count in opcodes.items() if name.startswith("UTMA")),
         local_accesses=opcodes["LDL"] + opcodes["STL"],

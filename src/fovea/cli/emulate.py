@@ -13,13 +13,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fovea.arch import arch_named
+from fovea.arch import ARCHS, arch_named
 from fovea.cli.call import Shape
 from fovea.cli.kernel import compile_forward, resource_table
 from fovea.cli.options import Causal, MaskMod, ScoreMod, Softcap, Window, Words, read_call
 from fovea.problem import Request, make_dense
 
-Arch = Annotated[str, typer.Option(help="sm90 | sm100.")]
+Arch = Annotated[str, typer.Option(help=" | ".join(ARCHS) + ".")]
 Seeds = Annotated[int, typer.Option(min=1, help="Random schedules to try.")]
 Trace = Annotated[
     Path | None,
@@ -77,7 +77,7 @@ def run(
     console.print(f"{wanted}, kernel {kernel.artifact.record.name}", highlight=False)
     console.print(resource_table(kernel))
     table = Table(box=None, pad_edge=False)
-    headings = ("seed", "max error", "plain", "instructions", "wgmma", "TMA KiB", "steps", "s")
+    headings = ("seed", "max error", "plain", "instructions", "mma", "TMA KiB", "steps", "s")
     for heading in headings:
         table.add_column(heading, justify="right")
     for seed in range(seeds):

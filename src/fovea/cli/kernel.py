@@ -88,7 +88,7 @@ def resource_table(kernel: CompiledKernel) -> Table:
     else:
         rows["spills"] = f"{counts.local_accesses} instructions on local memory"
         rows["SASS"] = (
-            f"{counts.total} instructions: {counts.wgmma} wgmma, {counts.exp2} exp2, "
+            f"{counts.total} instructions: {counts.products} matrix products, {counts.exp2} exp2, "
             f"{counts.tma} TMA"
         )
     table = Table(box=None, show_header=False, padding=(0, 1, 0, 2))

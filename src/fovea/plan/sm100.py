@@ -5,6 +5,7 @@ Lives here: `ForwardPlan` and its table of shapes. Not here: which plan a call g
 every size, column and arrival count from it.
 """
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -301,12 +302,12 @@ def check_regions(regions: tuple[TensorRegion, ...]) -> None:
     """
     named = {region.name: region for region in regions}
     for region in regions:
-        assert 0 <= region.first and region.end <= TENSOR_COLUMNS, region
+        assert region.first >= 0 and region.end <= TENSOR_COLUMNS, region
         if region.aliases:
             whole = named[region.aliases]
             assert whole.first <= region.first and region.end <= whole.end, region
     own = sorted((r for r in regions if not r.aliases), key=lambda region: region.first)
-    for before, after in zip(own, own[1:], strict=False):
+    for before, after in itertools.pairwise(own):
         assert before.end <= after.first, (before, after)
 
 

@@ -124,7 +124,7 @@ def log_sum(reference: Tensor, row_sum: Tensor) -> Tensor:
 def exp2_polynomial(x: Tensor) -> Tensor:
     """Return 2**x by the kernels' polynomial, for fp32 x; at or below -127 the result is 0.
 
-    Floor and fraction split x, a polynomial of degree 3 gives 2**fraction, and the floor goes into
+    Floor and fraction split x, a polynomial gives 2**fraction, and the floor goes into
     the exponent field. +inf and NaN are not inputs: a row's reference keeps x finite and small.
 
     Raises:
@@ -135,8 +135,10 @@ def exp2_polynomial(x: Tensor) -> Tensor:
     x = x.clamp(min=EXP2_LOWEST)
     whole = torch.floor(x)
     fraction = x - whole
-    c1, c2, c3 = EXP2_COEFFICIENTS
-    mantissa = ((c3 * fraction + c2) * fraction + c1) * fraction + 1.0
+    mantissa = torch.zeros_like(fraction)
+    for coefficient in reversed(EXP2_COEFFICIENTS):
+        mantissa = (mantissa + coefficient) * fraction
+    mantissa = mantissa + 1.0
     exponent_field = whole.to(torch.int32) + FLOAT32_EXPONENT_BIAS
     power = torch.bitwise_left_shift(exponent_field, FLOAT32_MANTISSA_BITS).view(torch.float32)
     return mantissa * power

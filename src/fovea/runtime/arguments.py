@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from fovea.plan.captures import PAIR_ALIGNMENT, read_in_pairs
+from fovea.plan.forward import ForwardPlan
 from fovea.plan.numerics import LOG2_E
 from fovea.plan.select import band_of
-from fovea.plan.forward import ForwardPlan
 from fovea.problem import AttentionProblem, Results, strides_in_order
 from fovea.problem.parts import NO_SCALARS, Numbers
 from fovea.runtime.stream_memory import StreamMemory

@@ -17,8 +17,8 @@ from fovea.arch import Arch, arch_of
 from fovea.compile.cache import get_artifact
 from fovea.compile.target import CompileTarget, native_host_triple
 from fovea.compile.variant import ForwardVariant
-from fovea.plan.select import forward_plan, needs_wide_integers
 from fovea.plan.forward import ForwardPlan
+from fovea.plan.select import forward_plan, needs_wide_integers
 from fovea.problem import AttentionProblem, ForwardResult
 from fovea.problem.parts import numbers_of, tensors_of
 from fovea.runtime.arguments import ForwardLaunch, MemoryOf, has_plain_captures

@@ -15,8 +15,8 @@ from fovea.compile.cache import get_artifact
 from fovea.compile.target import CompileTarget, native_host_triple
 from fovea.compile.variant import ForwardVariant
 from fovea.emulator import Options, Result
-from fovea.plan.select import forward_plan
 from fovea.plan.forward import ForwardPlan
+from fovea.plan.select import forward_plan
 from fovea.problem import AttentionProblem, ForwardResult
 from fovea.problem.parts import numbers_of, tensors_of
 from fovea.runtime.arguments import ForwardLaunch

@@ -23,10 +23,10 @@ LISTING = """\
 
 def test_listing_counts_each_class_of_instruction():
     assert count_listing(LISTING) == InstructionCounts(
-        wgmma=2, exp2=1, tma=2, local_accesses=2, total=12
+        products=2, exp2=1, tma=2, local_accesses=2, total=12
     )
 
 
 def test_listing_without_code_counts_nothing():
     counts = count_listing("\t.target\tsm_90a\n")
-    assert counts == InstructionCounts(wgmma=0, exp2=0, tma=0, local_accesses=0, total=0)
+    assert counts == InstructionCounts(products=0, exp2=0, tma=0, local_accesses=0, total=0)

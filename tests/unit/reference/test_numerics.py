@@ -28,19 +28,19 @@ def _derivation():
 
 
 def test_exp2_coefficients_are_what_the_script_derives():
-    coefficients, error = _derivation().derive(3)
+    coefficients, error = _derivation().derive(len(EXP2_COEFFICIENTS))
     assert coefficients == EXP2_COEFFICIENTS
     assert error == pytest.approx(EXP2_RELATIVE_ERROR, rel=1e-3)
 
 
-def test_exp2_coefficients_level_the_error_at_four_places():
+def test_exp2_coefficients_level_the_error_at_five_places():
     # The mark of a minimax polynomial: equal errors, signs in turn, one more than coefficients.
     f = torch.linspace(0, 1, 100001, dtype=torch.float64)
-    c1, c2, c3 = EXP2_COEFFICIENTS
-    error = (((c3 * f + c2) * f + c1) * f + 1) / torch.exp2(f) - 1
+    c1, c2, c3, c4 = EXP2_COEFFICIENTS
+    error = ((((c4 * f + c3) * f + c2) * f + c1) * f + 1) / torch.exp2(f) - 1
     edges = [0, *(torch.nonzero(error[2:].sign() != error[1:-1].sign()).flatten() + 2), len(f)]
     peaks = [error[a:b][error[a:b].abs().argmax()] for a, b in itertools.pairwise(edges)]
-    assert len(peaks) == 4
+    assert len(peaks) == 5
     assert all(a * b < 0 for a, b in itertools.pairwise(peaks))
     assert max(map(abs, peaks)) / min(map(abs, peaks)) < 1.01
 

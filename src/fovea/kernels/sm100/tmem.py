@@ -1,7 +1,7 @@
 """Tensor memory from ordinary threads: loads, stores and their waits, a row a thread.
 
-Lives here: `tcgen05.ld` and `.st` of shape 32x32b, by which lane i of a warp holds 32-bit columns of
-row i, and the orderings around them. Not here: products (`umma.py`), which columns mean what
+Lives here: `tcgen05.ld` and `.st` of shape 32x32b, by which lane i of a warp holds 32-bit columns
+of row i, and the orderings around them. Not here: products (`umma.py`), which columns mean what
 (`plan/sm100.py`). Invariant: what a load brings is used only after `finish_load`, by a dependence
 that no compiler can overlook, not by the order of instructions alone.
 """

@@ -2,9 +2,9 @@
 
 Lives here: what happens to O of a stream after its last product, while the softmax and the tensor
 cores go on with the next query tile. Not here: how a redo is announced (`device/work.py`) and
-computed (`softmax.py`). Invariant: a row that saw no key is written as exact zeros with lse -inf (or
-the sink), whatever tensor memory held; a row that passes the judgement has the result that a moving
-reference would have had, up to rounding, and others are redone.
+computed (`softmax.py`). Invariant: a row that saw no key is written as exact zeros with lse -inf
+(or the sink), whatever tensor memory held; a row that passes the judgement has the result that a
+moving reference would have had, up to rounding, and others are redone.
 """
 
 from typing import NamedTuple
@@ -177,14 +177,12 @@ def _write_tile(plan: cutlass.Constexpr, outputs: Outputs, shared: SharedTiles, 
 
 
 def _normalised(values: list[cutlass.Float32], row: _Row) -> list[cutlass.Float32]:
-    """Return a chunk of O divided by the row's sum; a row without keys is 0, not multiplied by it."""
+    """Return a chunk of O divided by the row's sum; a row without keys is written as 0."""
     zero = cutlass.Float32(0.0)
     return [select(row.is_dead, zero, value * row.inverse) for value in values]
 
 
-def _stage(
-    plan, shared: SharedTiles, row: _Row, first: int, values: list[cutlass.Float32]
-) -> None:
+def _stage(plan, shared: SharedTiles, row: _Row, first: int, values: list[cutlass.Float32]) -> None:
     """Round a chunk of O into the thread's row of sO, 16 bytes a store.
 
     Rows are 128 bytes apart in a block of 64 columns, and chunks of 16 bytes are exchanged by the

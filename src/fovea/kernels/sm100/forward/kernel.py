@@ -193,7 +193,7 @@ class ForwardKernel:
                 cute.arch.dealloc_tmem(pointer, TENSOR_COLUMNS)
 
     def _allocate(self) -> tuple[SharedTiles, cute.Pointer]:
-        """Return the shared-memory tiles and barriers, and where tensor memory's address will be."""
+        """Return the tiles and barriers, and where the address of tensor memory will be."""
         plan = self.plan
         dtype = element_type(plan)
         layouts = make_layouts(plan)

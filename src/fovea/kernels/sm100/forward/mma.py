@@ -1,9 +1,9 @@
 """The MMA role: one warp issues every product, of the two streams in turn.
 
-Lives here: the order of S = Q K^T and O += P V, and what each waits for and tells. While the softmax
-of one stream works on its S, the tensor cores do O of the other stream's P and its next S. Not
-here: how a product is issued (`sm100/umma.py`). Invariant: products of a stream run in the order
-S, O, S, O, ...; P lies where S did, so no S is issued before the O that reads P.
+Lives here: the order of S = Q K^T and O += P V, and what each waits for and tells. While the
+softmax of one stream works on its S, the tensor cores do O of the other stream's P and its next S.
+Not here: how a product is issued (`sm100/umma.py`). Invariant: products of a stream run in the
+order S, O, S, O, ...; P lies where S did, so no S is issued before the O that reads P.
 """
 
 from typing import NamedTuple
@@ -108,9 +108,10 @@ def _scores(
     is_last: cutlass.Boolean,
     stream: cutlass.Constexpr,
 ):
-    """Issue S of one stream, its K and Q waited for. Signals: s_full; k_empty; with the last q_empty.
+    """Issue S of one stream, its K and Q waited for.
 
-    Since the commit that says so covers this stream's earlier products, s_full tells that O rests.
+    Signals: s_full; k_empty, with the last stream; q_empty, with the last tile. Since a commit
+    covers this stream's earlier products, s_full tells that O rests.
     """
     product = scores_product(plan)
     stage = stage_of(use, plan.k_edge)
@@ -139,7 +140,10 @@ def _output(
     accumulates: cutlass.Boolean,
     stream: cutlass.Constexpr,
 ):
-    """Issue O += P V of one stream, part by part as P comes. Signals: v_empty, with the last stream."""
+    """Issue O += P V of one stream, part by part as P comes.
+
+    Signals: v_empty, with the last stream.
+    """
     product = output_product(plan)
     stage = stage_of(use, plan.v_edge)
     adds = select(accumulates, cutlass.Int32(1), cutlass.Int32(0))

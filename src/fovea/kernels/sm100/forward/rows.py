@@ -1,8 +1,8 @@
 """What a softmax thread keeps of its row, and the arithmetic on chunks of it.
 
 Lives here: `RowState`, maxima, exponentials and sums of a row held in order. Not here: where the
-values come from and go to (`softmax.py`), what a score is (`scores.py`). Invariant: P, row_sum and O
-of a row refer to its `reference`, and which columns are exponentiated in software is a matter of
+values come from and go to (`softmax.py`), what a score is (`scores.py`). Invariant: P, row_sum and
+O of a row refer to its `reference`, and which columns are exponentiated in software is a matter of
 their position alone.
 """
 

@@ -1,0 +1,118 @@
+"""The Blackwell forward on the emulator: right, silent under every schedule, fitting its plan."""
+
+import time
+
+import pytest
+import torch
+from cases import CASES, case_named
+from judge import judge, run
+
+import fovea
+from fovea.arch import SM100, SM103, arch_named
+from fovea.compile.compiler import compile_variant
+from fovea.compile.target import CompileTarget
+from fovea.compile.variant import ForwardVariant
+from fovea.emulator import Options
+from fovea.plan import select
+from fovea.problem import AttentionProblem, ForwardResult, Request, make_dense
+from fovea.runtime.emulated import emulate
+from fovea.testing.inputs import Shape, dense_qkv
+
+BACKEND = "emulator:sm100"
+# Few kernels: cases that share one are cheap. The rest is marked slow.
+QUICK = ("dense", "one query", "seven by 127", "rising 300 causal", "causal dead rows")
+DELAYS = ("random", "eager", "late")
+
+
+def _problem(shape: Shape, dtype: torch.dtype) -> AttentionProblem:
+    return make_dense(*dense_qkv(shape, dtype=dtype), Request(wants_lse=True))
+
+
+def _check(name: str) -> None:
+    call = case_named(name).build("cpu", is_small=True)
+    if select.unsupported(call.problem(), SM100) is not None:
+        with pytest.raises(fovea.UnsupportedError, match="backend=None"):
+            run(call, BACKEND)
+        return
+    judgement = judge(call, run(call, BACKEND))
+    assert judgement.wrong is None, judgement.wrong
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_call_is_within_the_budget(name: str) -> None:
+    _check(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [case.name for case in CASES if case.name not in QUICK])
+def test_other_call_is_within_the_budget_or_refused(name: str) -> None:
+    _check(name)
+
+
+def _run(name: str, seed: int, num_sms: int) -> ForwardResult:
+    """Run a case under one schedule; loads of tensor memory wait as the manual says."""
+    problem = case_named(name).build("cpu", is_small=True).problem()
+    options = Options(seed=seed, async_delay=DELAYS[seed % 3], tensor_load_wait="explicit")
+    result, launches = emulate(problem, SM100, num_sms=num_sms, options=options)
+    assert not any(launch.warnings for launch in launches)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("name", "seeds"),
+    [
+        ("rising 300 causal", 3),
+        pytest.param("dense", 10, marks=pytest.mark.slow),
+        pytest.param("causal d64", 10, marks=pytest.mark.slow),
+        pytest.param("rising 300 causal", 10, marks=pytest.mark.slow),
+        pytest.param("dense fp16", 10, marks=pytest.mark.slow),
+    ],
+)
+def test_every_schedule_is_silent_and_gives_the_same_bits(name: str, seeds: int) -> None:
+    first = _run(name, 0, 2)
+    for seed in range(1, seeds):
+        other = _run(name, seed, (1, 2, 132)[seed % 3])
+        assert torch.equal(other.out, first.out)
+        assert torch.equal(other.lse, first.lse)
+
+
+def test_one_head_of_256_by_512_is_emulated_within_30_seconds() -> None:
+    shape = Shape(seqlen_q=256, seqlen_kv=512, heads_q=1, heads_kv=1, head_dim=128)
+    problem = _problem(shape, torch.bfloat16)
+    emulate(problem, SM100)  # has the kernel compiled and parsed
+    start = time.process_time()
+    emulate(problem, SM100)
+    assert time.process_time() - start < 30.0
+
+
+@pytest.mark.parametrize(
+    ("arch", "head_dim"),
+    [
+        (SM100, 128),
+        (SM103, 64),
+        pytest.param(SM100, 64, marks=pytest.mark.slow),
+        pytest.param(SM103, 128, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_kernel_uses_no_local_memory_and_the_plans_threads(arch, head_dim, dtype) -> None:
+    problem = _problem(Shape(seqlen_q=1, seqlen_kv=1, head_dim=head_dim), dtype)
+    plan = select.forward_plan(problem, arch)
+    record = compile_variant(ForwardVariant(plan), CompileTarget(arch=arch.target)).record
+    (used,) = record.kernels.values()
+    assert used.stack_bytes + used.local_bytes == 0
+    assert used.threads == plan.threads
+    assert record.compile_seconds < 60.0
+
+
+def test_wide_head_raises_with_the_widest_there_is() -> None:
+    q, k, v = dense_qkv(Shape(seqlen_q=4, head_dim=256), dtype=torch.bfloat16)
+    with pytest.raises(fovea.UnsupportedError, match=r"256.*sm100.*128"):
+        fovea.attention(q, k, v, backend=BACKEND)
+
+
+def test_share_of_software_exponentials_follows_the_architecture() -> None:
+    problem = _problem(Shape(seqlen_q=4), torch.bfloat16)
+    plans = [select.forward_plan(problem, arch_named(name)) for name in ("sm100", "sm103")]
+    assert [plan.software_columns for plan in plans] == [4, 0]
