@@ -28,15 +28,12 @@ _MAX_SEQLEN = 2**30  # positions and their sums stay in 32 bits
 
 def unsupported(problem: AttentionProblem, arch: Arch) -> str | None:
     """Return what the kernels of an architecture lack for a problem, or None if they take it."""
-    for reason in (
-        _lacking_dtype(problem),
-        _lacking_head_dim(problem, arch),
-        _lacking_layout(problem),
-        _lacking_blocks(problem, arch),
-    ):
-        if reason is not None:
-            return reason
-    return None
+    return (
+        _lacking_dtype(problem)
+        or _lacking_head_dim(problem, arch)
+        or _lacking_layout(problem)
+        or _lacking_blocks(problem, arch)
+    )
 
 
 def forward_plan(problem: AttentionProblem, arch: Arch) -> ForwardPlan:
