@@ -270,6 +270,11 @@ class ForwardPlan:
         return 1
 
     @property
+    def passes_uses(self) -> bool:
+        """True where a CTA passes over uses of the rings; no cluster, no need."""
+        return False
+
+    @property
     def is_dynamic(self) -> bool:
         """True where CTAs draw query tiles from a counter, since tiles differ in work."""
         features = self.features
