@@ -14,7 +14,9 @@ from fovea.plan.features import ForwardFeatures
 from fovea.plan.forward import ForwardPlan
 from fovea.plan.integers import NARROW_LIMIT
 from fovea.problem import AttentionProblem
-from fovea.tiling.bounds import Band
+from fovea.tiling import split_kv
+from fovea.tiling.bounds import Band, kv_range
+from fovea.tiling.split_kv import SplitDemand
 
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _TILE_HEAD_DIMS = {
@@ -23,6 +25,10 @@ _TILE_HEAD_DIMS = {
     "sm103": sm100.TILE_HEAD_DIMS,
 }
 SHORT_SEQLEN = 2048  # keys up to which a call gets the plan for short sequences
+# Queries up to which a call gets the plan for few. One warpgroup then multiplies at a time, which
+# pays as long as K and V come slower than it works through them.
+FEW_QUERIES = 64
+_L2_BYTES = 50 * 1024**2  # of an H100; an H200 has 60
 _MAX_SEQLEN = 2**30  # positions and their sums stay in 32 bits
 
 
@@ -42,11 +48,44 @@ def forward_plan(problem: AttentionProblem, arch: Arch) -> ForwardPlan:
     head_dim = tile_head_dim(problem, arch)
     features = forward_features(problem)
     if arch.name == "sm90":
+        if problem.seqlen_q <= FEW_QUERIES and not features.block_lists:
+            return sm90.make_packed_plan(dtype, head_dim, features)
         is_short = problem.seqlen_kv <= SHORT_SEQLEN
         return sm90.make_forward_plan(dtype, head_dim, features, is_short=is_short)
     return sm100.make_forward_plan(
         dtype, head_dim, features, software_columns=sm100.SOFTWARE_COLUMNS[arch.name]
     )
+
+
+def num_splits(problem: AttentionProblem, plan: ForwardPlan, num_sms: int) -> int:
+    """Return how many parts the keys of a call are cut into; 1 unless its plan packs heads.
+
+    A function of shapes and of the machine alone: nothing is read from a device.
+    """
+    if not plan.packs_heads:
+        return 1
+    tiles_per_head = -(-problem.seqlen_q * problem.group_size // plan.tile_m)
+    spans = [
+        kv_range(
+            tile,
+            band_of(problem),
+            seqlen_q=problem.seqlen_q,
+            seqlen_kv=problem.seqlen_kv,
+            tile_m=plan.tile_m,
+            tile_n=plan.tile_n,
+            group_size=problem.group_size,
+        )
+        for tile in range(tiles_per_head)
+    ]
+    row_bytes = (problem.head_dim + problem.head_dim_v) * problem.q.element_size()
+    demand = SplitDemand(
+        num_tiles=problem.batch * problem.heads_kv * tiles_per_head,
+        query_tiles_per_head=tiles_per_head,
+        num_kv_tiles=max(int(span.end) - int(span.first) for span in spans),
+        kv_head_bytes=problem.seqlen_kv * row_bytes,
+        is_banded=plan.is_banded,
+    )
+    return split_kv.num_splits(demand, num_sms=num_sms, l2_bytes=_L2_BYTES)
 
 
 def forward_features(problem: AttentionProblem) -> ForwardFeatures:

@@ -270,6 +270,16 @@ class ForwardPlan:
         return 1
 
     @property
+    def packs_heads(self) -> bool:
+        """True where rows are (query, head of a group) pairs: not on this architecture yet."""
+        return False
+
+    @property
+    def combine(self) -> None:
+        """The plan of a merge of parts of the keys: without parts there is none."""
+        return
+
+    @property
     def passes_uses(self) -> bool:
         """True where a CTA passes over uses of the rings; no cluster, no need."""
         return False

@@ -8,6 +8,7 @@ every size from it.
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from fovea.plan.combine import CombinePlan
 from fovea.plan.features import ForwardFeatures
 from fovea.plan.pipeline import BARRIER_BYTES, Edge
 from fovea.plan.roles import Role, check_roles
@@ -33,6 +34,10 @@ class ForwardPlan:
 
     Each consumer warpgroup owns 64 query rows of the CTA's tile and reads every K and V stage; a
     producer warp fills Q, K and V through the copy engine.
+
+    With `packs_heads`, for few queries, the rows of a tile are (query, head of a group) pairs and
+    the keys of a tile may be cut into parts, as many as each launch says, which `combine` merges.
+    The consumers then load their own rows.
     """
 
     dtype: Literal["bfloat16", "float16"]
@@ -43,6 +48,7 @@ class ForwardPlan:
     kv_stages: int
     q_buffers: int  # query tiles in shared memory: with 2, the next one is there when one ends
     cluster: int = 1  # CTAs that read K and V from the L2 cache together, on query tiles in a row
+    packs_heads: bool = False
     features: ForwardFeatures = field(default_factory=ForwardFeatures)
 
     def __post_init__(self) -> None:
@@ -54,6 +60,9 @@ class ForwardPlan:
         # The output tile is staged where Q was.
         assert self.head_dim_v <= self.head_dim, (self.head_dim, self.head_dim_v)
         assert self.shared_bytes <= SHARED_BYTES_PER_CTA, self.shared_bytes
+        # A block list belongs to one head, and packed rows are loaded by the warps that read them.
+        if self.packs_heads:
+            assert not (self.features.block_lists or self.looks_ahead or self.cluster > 1)
         check_roles(self.roles)
 
     @property
@@ -172,15 +181,36 @@ class ForwardPlan:
 
         P and O in bfloat16 and fp32 have eight exponent bits, so the reference may lag by tens of
         powers of two before anything overflows; a row that does is redone with the running
-        maximum. float16 has five, and `max_score` needs the exact maximum.
+        maximum. float16 has five, and `max_score` needs the exact maximum. Few queries wait for
+        memory, not for the softmax, and parts of a row's keys would be redone one by one.
         """
-        return self.dtype == "bfloat16" and not self.features.max_score
+        return self.dtype == "bfloat16" and not (self.features.max_score or self.packs_heads)
+
+    @property
+    def is_banded(self) -> bool:
+        """True where tiles beside a query tile's first may hold hidden positions."""
+        features = self.features
+        return features.limit_left or features.limit_right or features.block_lists
 
     @property
     def is_dynamic(self) -> bool:
-        """True where CTAs draw query tiles from a counter, since tiles differ in work."""
-        features = self.features
-        return features.limit_left or features.limit_right or features.block_lists
+        """True where CTAs draw query tiles from a counter, since tiles differ in work.
+
+        Few queries see about the same keys, and a counter would have to be zeroed before.
+        """
+        return self.is_banded and not self.packs_heads
+
+    @property
+    def combine(self) -> CombinePlan | None:
+        """The plan of the kernel that merges parts of the keys; None where there are none."""
+        if not self.packs_heads:
+            return None
+        return CombinePlan(
+            dtype=self.dtype,
+            head_dim_v=self.head_dim_v,
+            sink=self.features.sink,
+            max_score=self.features.max_score,
+        )
 
     @property
     def name(self) -> str:
@@ -189,6 +219,7 @@ class ForwardPlan:
         return (
             f"fovea_sm90_forward_{kind}_d{self.head_dim}x{self.head_dim_v}"
             f"_m{self.tile_m}n{self.tile_n}q{self.q_buffers}c{self.cluster}"
+            f"{'_packed' if self.packs_heads else ''}"
         )
 
     def key_text(self) -> str:
@@ -196,7 +227,8 @@ class ForwardPlan:
         return (
             f"sm90 forward {self.dtype} tile {self.tile_m}x{self.tile_n} head_dim {self.head_dim} "
             f"head_dim_v {self.head_dim_v} kv_stages {self.kv_stages} "
-            f"q_buffers {self.q_buffers} cluster {self.cluster}\n{self.features.key_text()}"
+            f"q_buffers {self.q_buffers} cluster {self.cluster} packs_heads {self.packs_heads}\n"
+            f"{self.features.key_text()}"
         )
 
 
@@ -240,6 +272,29 @@ def _tile_shapes(
     return {**tall, 256: (128, 80, 2, 1)} | ({} if is_short else {64: (192, 128, 3, 2)})
 
 
+# Of packed plans: one wgmma of rows, and as much of K and V on its way as fits, since what memory
+# delivers is all that counts. docs/notes/hopper_decode.md has the arithmetic.
+_PACKED_TILES = {
+    64: TileShape(WARPGROUP_ROWS, 128, 6, 1),
+    128: TileShape(WARPGROUP_ROWS, 128, 3, 1),
+    256: TileShape(WARPGROUP_ROWS, 64, 3, 1),
+}
+
+
+def make_packed_plan(
+    dtype: Literal["bfloat16", "float16"], head_dim: int, features: ForwardFeatures
+) -> ForwardPlan:
+    """Return the plan of a variant for few queries."""
+    return ForwardPlan(
+        dtype=dtype,
+        head_dim=head_dim,
+        head_dim_v=head_dim,
+        packs_heads=True,
+        features=features,
+        **_PACKED_TILES[head_dim]._asdict(),
+    )
+
+
 def make_forward_plan(
     dtype: Literal["bfloat16", "float16"],
     head_dim: int,
@@ -247,7 +302,7 @@ def make_forward_plan(
     *,
     is_short: bool,
 ) -> ForwardPlan:
-    """Return the plan of a variant."""
+    """Return the plan of a variant for many queries."""
     shape = forward_tile(head_dim, features, is_short=is_short)
     return ForwardPlan(
         dtype=dtype,

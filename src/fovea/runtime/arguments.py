@@ -15,7 +15,7 @@ from torch.nn import functional
 from fovea.plan.captures import PAIR_ALIGNMENT, read_in_pairs
 from fovea.plan.forward import ForwardPlan
 from fovea.plan.numerics import LOG2_E
-from fovea.plan.select import band_of
+from fovea.plan.select import band_of, num_splits
 from fovea.problem import AttentionProblem, Results, strides_in_order
 from fovea.problem.parts import NO_SCALARS, Numbers
 from fovea.runtime.stream_memory import StreamMemory
@@ -36,7 +36,8 @@ class ForwardLaunch:
     `launcher` takes what the kernel's host function does, without the stream. `takes_as_is` says
     that q, k, v and out need no copy, whatever their addresses are aligned to; `has_layout_of_q`
     that out is laid out as q; `memory_of`, where given, gives what launches of a stream share;
-    `has_plain_captures` that captures go along as they are.
+    `has_plain_captures` that captures go along as they are; `partial_shapes` of what the parts of
+    the keys leave, in plans that pack heads.
     """
 
     __slots__ = (
@@ -55,6 +56,7 @@ class ForwardLaunch:
         "num_captures",
         "out_shape",
         "out_strides",
+        "partial_shapes",
         "query_tiles",
         "takes_as_is",
         "wants_max_score",
@@ -67,7 +69,9 @@ class ForwardLaunch:
         num_sms: int,
         launcher: Callable[..., Any],
         memory_of: MemoryOf | None = None,
+        splits: int | None = None,
     ) -> None:
+        """Prepare launches like one of `problem`; `splits` overrides the number of parts."""
         self.launcher = launcher
         self.memory_of = memory_of
         self.device = problem.device
@@ -88,6 +92,8 @@ class ForwardLaunch:
         self.integers = _integers(problem, num_sms)
         self.is_dynamic = plan.is_dynamic
         self.wants_max_score = plan.features.max_score
+        splits = num_splits(problem, plan, num_sms) if splits is None else splits
+        self.partial_shapes = _partial_shapes(problem, plan, splits)
         mods = (problem.score_mod, problem.mask_mod, problem.block_mask_mod)
         captures = [tensor for mod in mods if mod is not None for tensor in mod.captures]
         self.num_captures = len(captures)
@@ -130,7 +136,10 @@ class ForwardLaunch:
         place = 4 + self.num_captures
         memory = None
         if self.memory_of is not None and (
-            self.is_dynamic or not keeps_lse or not self.has_plain_captures
+            self.is_dynamic
+            or self.partial_shapes is not None
+            or not keeps_lse
+            or not self.has_plain_captures
         ):
             memory = self.memory_of(self.device)
             if memory is not None:
@@ -154,6 +163,7 @@ class ForwardLaunch:
             lse,
             max_score,
             None if sink is None else sink.float(),
+            None if self.partial_shapes is None else self._partials(memory),
             counter,
             None if self.lists is None else self._lists(tensors[place : place + 4], order),
             (scale, scale * LOG2_E, 1.0 if softcap is None else softcap),
@@ -172,6 +182,18 @@ class ForwardLaunch:
             # Never read, but the launcher wants a vector.
             return (*lists, lists[0][0, 0], 0, *self.lists)
         return (*lists, order, 1, *self.lists)
+
+    def _partials(self, memory: StreamMemory | None) -> tuple[Tensor, Tensor, int]:
+        """Return memory for the parts of the keys, and their number."""
+        assert self.partial_shapes is not None
+        out, rows = (self._scratch(shape, memory) for shape in self.partial_shapes)
+        return out, rows, self.partial_shapes[0][0]
+
+    def _scratch(self, shape: tuple[int, ...], memory: StreamMemory | None) -> Tensor:
+        shared = None if memory is None else memory.scratch(shape)
+        if shared is not None:
+            return shared
+        return torch.empty(shape, dtype=torch.float32, device=self.device)
 
     def _row_numbers(self) -> Tensor:
         return torch.empty_strided(
@@ -244,6 +266,19 @@ def loadable(tensor: Tensor) -> Tensor:
 def _padded_out(out: Tensor, head_dim_v: int) -> Tensor:
     shape = (*out.shape[:-1], head_dim_v)
     return out.new_empty_strided(shape, strides_in_order(shape, out.stride()))
+
+
+def _partial_shapes(
+    problem: AttentionProblem, plan: ForwardPlan, splits: int
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Return the shapes of partial outputs and of their rows' numbers; None without parts.
+
+    One part leaves nothing, so that both are as small as can be.
+    """
+    if plan.combine is None:
+        return None
+    rows = (problem.batch, problem.heads_q, problem.seqlen_q) if splits > 1 else (1, 1, 1)
+    return (splits, *rows, plan.head_dim_v), (plan.combine.num_planes, splits, *rows)
 
 
 def _integers(problem: AttentionProblem, num_sms: int) -> tuple[int, int, int, int, int]:

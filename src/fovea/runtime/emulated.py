@@ -37,6 +37,7 @@ def emulate(
     arch: Arch,
     *,
     num_sms: int = _NUM_SMS,
+    splits: int | None = None,
     options: Options | None = None,
 ) -> tuple[ForwardResult, tuple[Result, ...]]:
     """Run a forward and return what the emulator counted, too; nothing where no kernel ran.
@@ -45,6 +46,7 @@ def emulate(
         problem: on CPU tensors.
         arch: whose kernel.
         num_sms: SMs of the machine, so CTAs of a persistent grid.
+        splits: parts of the keys, where a plan packs heads; None = what such a machine would get.
         options: schedule, seed and checks of the emulator.
     """
     trivial = trivial_forward(problem)
@@ -54,7 +56,11 @@ def emulate(
     run = _launcher(plan, arch, options)
     results: list[Result] = []
     launch = ForwardLaunch(
-        problem, plan, num_sms, lambda *arguments: results.extend(run(*arguments))
+        problem,
+        plan,
+        num_sms,
+        lambda *arguments: results.extend(run(*arguments)),
+        splits=splits,
     )
     out, lse, max_score = launch(tensors_of(problem), numbers_of(problem))
     return ForwardResult(out, cast(Tensor, lse), max_score), tuple(results)

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 
-from fovea.kernels.device.masking import Band, tile_span
+from fovea.kernels.device.masking import Band, TileSpan, tile_span
+from fovea.kernels.device.packing import query_span
 from fovea.kernels.device.scheduler import Tile, TileOrder
 from fovea.kernels.device.values import select
 
@@ -81,13 +82,45 @@ def reorder(tile: Tile, order: TileOrder, lists: BlockListTensors | None) -> Til
     return Tile(m_idx, tile.head, tile.batch)
 
 
+class Share(NamedTuple):
+    """What packed plans know of a tile beside its number: its heads, and its part of the keys."""
+
+    group_size: cutlass.Int32
+    split: cutlass.Int32
+    num_splits: cutlass.Int32
+
+
+def _part(span: TileSpan, share: Share) -> TileSpan:
+    """Return a part of a tile's KV tiles: the twin of `tiling.split_kv.split_range`.
+
+    The product of all tiles and parts could leave 32 bits, that of a remainder cannot.
+    """
+    tiles = span.end - span.begin
+    each = tiles // share.num_splits
+    rest = tiles - each * share.num_splits
+    after = share.split + 1
+    return span._replace(
+        begin=span.begin + each * share.split + rest * share.split // share.num_splits,
+        end=span.begin + each * after + rest * after // share.num_splits,
+    )
+
+
 @cute.jit
 def make_walk(
-    tile: Tile, band: Band, lists: BlockListTensors | None, plan: cutlass.Constexpr
+    tile: Tile,
+    band: Band,
+    lists: BlockListTensors | None,
+    plan: cutlass.Constexpr,
+    share: Share | None = None,
 ) -> Walk:
     """Return the walk of a query tile."""
     row_begin = tile.m_idx * plan.tile_m
-    span = tile_span(row_begin, row_begin + plan.tile_m, band, plan.tile_n, plan.features)
+    row_end = row_begin + plan.tile_m
+    if cutlass.const_expr(plan.packs_heads):
+        row_begin, row_end = query_span(row_begin, row_end, share.group_size)
+    span = tile_span(row_begin, row_end, band, plan.tile_n, plan.features)
+    if cutlass.const_expr(plan.packs_heads):
+        span = _part(span, share)
     visits = span.end - span.begin
     partial_visits = cutlass.Int32(0)
     q_block = cutlass.Int32(0)

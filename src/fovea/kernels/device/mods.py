@@ -80,7 +80,14 @@ class Position(NamedTuple):
 class ModEvaluator:
     """Evaluates one mod on the registers of one fragment."""
 
-    def __init__(self, graph: Graph, arguments: ModArguments, *, wide_integers: bool) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        arguments: ModArguments,
+        *,
+        wide_integers: bool,
+        packs_heads: bool = False,
+    ) -> None:
         self._bounds = integer_bounds(graph, wide_integers=wide_integers)
         # A node is computed in the type that `dtype` names; narrow ones in 32 bits.
         self._nodes = [
@@ -89,7 +96,7 @@ class ModEvaluator:
         ]
         self._graph = graph
         self._arguments = arguments
-        self._depends = _dependences(graph)
+        self._depends = _dependences(graph, packs_heads=packs_heads)
         self._values: dict[tuple[Any, ...], Value] = {}
         self._affines: dict[tuple[Any, ...], Affine | None] = {}
 
@@ -346,13 +353,18 @@ _REDUCTIONS = {
 }
 
 
-def _dependences(graph: Graph) -> list[frozenset[Any]]:
-    """Return, per node, the inputs and axes that its value depends on."""
+def _dependences(graph: Graph, *, packs_heads: bool) -> list[frozenset[Any]]:
+    """Return, per node, the inputs and axes that its value depends on.
+
+    "q_idx" stands for the row. Where heads are packed that is what the head varies with, too.
+    """
     result: list[frozenset[Any]] = []
     for node in graph.nodes:
         depends: frozenset[Any] = frozenset().union(*(result[arg] for arg in node.args))
         if node.op in ("score", "q_idx", "kv_idx"):
             depends |= {node.op}
+        elif node.op == "h" and packs_heads:
+            depends |= {"q_idx"}
         elif node.op == "axis":
             depends |= {("axis", node.attrs[0])}
         elif node.op in _REDUCTIONS:

@@ -15,13 +15,15 @@ class TileOrder(NamedTuple):
     """A static order over all query tiles.
 
     Tiles come longest first (the last query tile of every head before the one above it) inside a
-    section of heads whose K and V fit the L2 cache together.
+    section of heads whose K and V fit the L2 cache together. With `num_splits` the parts of a query
+    tile's keys are tiles of their own, one after the other; `heads` are then those of K and V.
     """
 
     num_m_tiles: cutlass.Int32
     heads: cutlass.Int32
     head_rows: cutlass.Int32  # heads * batch
     section_heads: cutlass.Int32
+    num_splits: cutlass.Int32 | None = None
 
 
 class Tile(NamedTuple):
@@ -33,13 +35,23 @@ class Tile(NamedTuple):
 
 
 def num_tiles(order: TileOrder) -> cutlass.Int32:
-    """Return the number of query tiles of the whole problem."""
-    return order.num_m_tiles * order.head_rows
+    """Return the number of tiles of the whole problem."""
+    tiles = order.num_m_tiles * order.head_rows
+    return tiles if order.num_splits is None else tiles * order.num_splits
+
+
+def split_of(tile_number: cutlass.Int32, order: TileOrder) -> cutlass.Int32:
+    """Return which part of its keys a tile works on."""
+    if order.num_splits is None:
+        return cutlass.Int32(0)
+    return tile_number - tile_number // order.num_splits * order.num_splits
 
 
 @cute.jit
 def decode_tile(tile_number: cutlass.Int32, order: TileOrder) -> Tile:
     """Return the tile with this number."""
+    if cutlass.const_expr(order.num_splits is not None):
+        tile_number = tile_number // order.num_splits
     per_section = order.section_heads * order.num_m_tiles
     section = tile_number // per_section
     in_section = tile_number - section * per_section

@@ -15,6 +15,7 @@ from fovea.kernels.device.kv_walk import Visit, Walk
 from fovea.kernels.device.masking import Band, RowLimits, inside, row_limits
 from fovea.kernels.device.mod_affine import Affine
 from fovea.kernels.device.mods import ModEvaluator, ModTable, Position
+from fovea.kernels.device.packing import Row, packed_row
 from fovea.kernels.device.ptx import hide_unless
 from fovea.kernels.device.softmax import (
     ROWS_PER_THREAD,
@@ -48,7 +49,14 @@ class ScoreContext(NamedTuple):
     band: Band
     scalars: Scalars
     mods: ModTable
+    packed: tuple[Row, ...]  # this thread's rows where they are packed, else ()
     hoisted: tuple  # per mod, captured values that do not depend on the key; () if too many
+
+    def row(self, row: int) -> Row:
+        """Return what a row of this thread is about."""
+        if self.packed:
+            return self.packed[row]
+        return Row(self.q_idx + 8 * row, self.walk.head)
 
 
 def make_score_context(
@@ -59,8 +67,15 @@ def make_score_context(
     band: Band,
     scalars: Scalars,
     mods: ModTable,
+    group_size: cutlass.Int32,
 ) -> ScoreContext:
     """Return the context of a warpgroup whose rows start at `first_row`."""
+    packed: tuple[Row, ...] = ()
+    if plan.packs_heads:
+        packed = tuple(
+            packed_row(first_row + row_in_warpgroup(thread, row), walk.head, group_size)
+            for row in range(ROWS_PER_THREAD)
+        )
     context = ScoreContext(
         q_idx=first_row + row_in_warpgroup(thread, 0),
         lane_column=2 * (thread % 4),
@@ -68,6 +83,7 @@ def make_score_context(
         band=band,
         scalars=scalars,
         mods=mods,
+        packed=packed,
         hoisted=(),
     )
     hoisted: list[tuple] = []
@@ -92,8 +108,12 @@ def _evaluator(plan, context: ScoreContext, name: str) -> ModEvaluator | None:
     graph = getattr(plan.features, name)
     if graph is None:
         return None
-    wide_integers = plan.features.wide_integers
-    return ModEvaluator(graph, getattr(context.mods, name), wide_integers=wide_integers)
+    return ModEvaluator(
+        graph,
+        getattr(context.mods, name),
+        wide_integers=plan.features.wide_integers,
+        packs_heads=plan.packs_heads,
+    )
 
 
 def exponent_scale(plan, scalars: Scalars) -> cutlass.Float32:
@@ -193,7 +213,7 @@ class _Tests:
         self._limits: list[RowLimits] | None = None
         if has_limits:
             self._limits = [
-                row_limits(context.q_idx + 8 * row, mods.first_column, context.band, plan.features)
+                row_limits(context.row(row).q_idx, mods.first_column, context.band, plan.features)
                 for row in range(ROWS_PER_THREAD)
             ]
 
@@ -218,10 +238,11 @@ def _position(
     context: ScoreContext, row: int, column: int, first_column: cutlass.Int32
 ) -> Position:
     """Return where a register lies."""
+    place = context.row(row)
     return Position(
         b=context.walk.batch,
-        h=context.walk.head,
-        q_idx=context.q_idx + 8 * row,
+        h=place.head,
+        q_idx=place.q_idx,
         first_kv_idx=first_column,
         column_offset=column_of_register(column),
         row=row,

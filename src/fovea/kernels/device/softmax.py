@@ -9,10 +9,13 @@ A wgmma accumulator of m64nN gives each thread two rows, `row` and `row + 8`, an
 columns `8 j + 2 (lane % 4) + {0, 1}`; register `4 j + 2 r + c` holds row half r, column parity c.
 """
 
+from typing import NamedTuple
+
 import cutlass
 import cutlass.cute as cute
 
 from fovea.kernels.device.values import select
+from fovea.plan.numerics import LN_2, LOG2_E
 from fovea.plan.roles import WARP_SIZE
 
 ROWS_PER_THREAD = 2
@@ -103,3 +106,35 @@ def add_lanes(value: cutlass.Float32) -> cutlass.Float32:
     """Return the sum over the four lanes that share a row."""
     value = value + cute.arch.shuffle_sync_bfly(value, offset=1)
     return value + cute.arch.shuffle_sync_bfly(value, offset=2)
+
+
+class Closed(NamedTuple):
+    """What a row's sums come to."""
+
+    inverse: cutlass.Float32  # what its output is multiplied by; 0 for a row without keys
+    lse: cutlass.Float32
+    is_dead: cutlass.Boolean
+
+
+def close_row(
+    reference: cutlass.Float32, row_sum: cutlass.Float32, sink: cutlass.Float32 | None
+) -> Closed:
+    """Return what a row's reference (log2 units) and sum over all keys come to.
+
+    The largest term of a row with keys is 1, so that only rows without keys sum to 0.
+    """
+    is_dead = row_sum == 0.0
+    factor = cutlass.Float32(1.0)
+    if sink is not None:
+        # The sink joins the reference, or 2^(sink - reference) could overflow.
+        sink_log2 = sink * LOG2_E
+        joined = select(is_dead, sink_log2, cute.arch.fmax(reference, sink_log2))
+        factor = cute.math.exp2(reference - joined, fastmath=True)
+        row_sum = row_sum * factor + cute.math.exp2(sink_log2 - joined, fastmath=True)
+        reference = joined
+    # A true division would call a subroutine and spill the accumulator around it.
+    inverse = select(is_dead, cutlass.Float32(0.0), factor * cute.arch.rcp_approx(row_sum))
+    lse = (reference + cute.math.log2(row_sum, fastmath=True)) * LN_2
+    if sink is None:
+        lse = select(is_dead, cutlass.Float32(-cutlass.Float32.inf), lse)
+    return Closed(inverse, lse, is_dead)

@@ -65,6 +65,7 @@ def _arguments(plan: ForwardPlan) -> list[Any]:
         _fake(cutlass.Float32, rows, 4),
         _fake(cutlass.Float32, rows, 4) if features.max_score else None,
         _fake(cutlass.Float32, (heads_q,), 4) if features.sink else None,
+        None,  # parts of the keys
         _fake(cutlass.Int32, (1,), 4) if plan.is_dynamic else None,
         lists,
         (cutlass.Float32(1.0), cutlass.Float32(1.0), cutlass.Float32(1.0)),

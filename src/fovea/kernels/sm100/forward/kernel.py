@@ -84,6 +84,7 @@ class ForwardKernel:
         mLSE: cute.Tensor,
         mMaxScore: cute.Tensor | None,
         mSink: cute.Tensor | None,
+        partials: None,
         counter: cute.Tensor | None,
         lists: tuple | None,
         scalars: tuple,

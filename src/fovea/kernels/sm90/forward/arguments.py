@@ -16,6 +16,15 @@ from fovea.kernels.device.masking import Band
 from fovea.kernels.device.pipeline import Ring
 from fovea.kernels.device.scheduler import TileOrder
 from fovea.kernels.device.work import WorkRing
+from fovea.kernels.portable.combine import Partials
+
+
+class Packing(NamedTuple):
+    """What packed plans need beside: Q as the caller passed it, and where parts are left."""
+
+    mQ: cute.Tensor
+    group_size: cutlass.Int32
+    partials: Partials
 
 
 class Problem(NamedTuple):
@@ -26,13 +35,17 @@ class Problem(NamedTuple):
     group_size: cutlass.Int32
     block_lists: BlockListTensors | None
     counter: cute.Tensor | None  # (1,), 0 at launch: tiles drawn beyond each CTA's first
+    packing: Packing | None
 
 
 class TmaLoads(NamedTuple):
-    """TMA atoms and coordinate tensors: Q and K (seqlen, head_dim, head, batch), V transposed."""
+    """TMA atoms and coordinate tensors: Q and K (seqlen, head_dim, head, batch), V transposed.
 
-    atom_q: cute.CopyAtom
-    mQ: cute.Tensor
+    Q is None where rows are packed.
+    """
+
+    atom_q: cute.CopyAtom | None
+    mQ: cute.Tensor | None
     atom_k: cute.CopyAtom
     mK: cute.Tensor
     atom_v: cute.CopyAtom
@@ -42,11 +55,12 @@ class TmaLoads(NamedTuple):
 class Outputs(NamedTuple):
     """Where results go: O through TMA, lse and max_score (batch, heads, seqlen_q) directly.
 
-    `mO_rows` is O as the caller passed it, for the single rows that a redo writes.
+    `mO_rows` is O as the caller passed it, for the single rows that a redo writes; packed rows are
+    all written so, and have no TMA.
     """
 
-    atom_o: cute.CopyAtom
-    mO: cute.Tensor
+    atom_o: cute.CopyAtom | None
+    mO: cute.Tensor | None
     mO_rows: cute.Tensor
     mLSE: cute.Tensor
     mMaxScore: cute.Tensor | None

@@ -17,11 +17,12 @@ from cutlass.cute.nvgpu import warpgroup
 from fovea.kernels.device.kv_walk import use_of, uses_of
 from fovea.kernels.device.mods import ModTable
 from fovea.kernels.device.pipeline import count_own_fills, release, stage_of, wait_full
+from fovea.kernels.device.scheduler import split_of
 from fovea.kernels.device.score import Scalars, TileKind, make_score_context
 from fovea.kernels.device.softmax import ROWS_PER_THREAD
 from fovea.kernels.device.values import is_in_all_lanes
 from fovea.kernels.device.work import PAUSE, STOP, Work, receive, release_work
-from fovea.kernels.sm90.forward import epilogue, rows
+from fovea.kernels.sm90.forward import epilogue, packed, rows
 from fovea.kernels.sm90.forward.arguments import Outputs, Problem, SharedTiles
 from fovea.kernels.sm90.forward.products import Products, issue_scores, make_products
 from fovea.kernels.sm90.forward.rows import RowState
@@ -119,7 +120,11 @@ def _tiles(plan: cutlass.Constexpr, role: _Role, work: Work, place: Place):
     compiler gives up on overlap where a product may or may not be in flight.
     """
     shared = role.shared
-    wait_full(shared.q, place.q_use, plan.q_edge)
+    if cutlass.const_expr(plan.packs_heads):
+        first_row = _first_row(plan, role, work)
+        packed.load_queries(plan, role.problem.packing, shared, work.walk, first_row, role.thread)
+    else:
+        wait_full(shared.q, place.q_use, plan.q_edge)
     first_use = use_of(plan, work.walk, place.kv_use, 0)
     wait_full(shared.k, first_use, plan.k_edge)
     issue_scores(plan, role.products, place.q_use, first_use)
@@ -157,19 +162,11 @@ def _tiles(plan: cutlass.Constexpr, role: _Role, work: Work, place: Place):
             thread=role.thread,
             consumer=role.consumer,
             is_redo=work.is_redo,
+            split=split_of(work.tile_number, role.problem.order),
             slot=stage_of(place.use, plan.work_edge),
             q_stage=stage_of(place.q_use, plan.q_edge),
         )
-        epilogue.run(
-            plan,
-            role.outputs,
-            role.scalars,
-            shared,
-            role.products,
-            role.state,
-            role.problem.band,
-            finish,
-        )
+        _finish(plan, role, finish)
         release_work(shared.work, place.use, plan.work_edge)
         place = Place(after.use, after.q_use, after.kv_use, epilogue.staged_after(plan, finish))
         work = upcoming
@@ -179,6 +176,32 @@ def _tiles(plan: cutlass.Constexpr, role: _Role, work: Work, place: Place):
             place.use + 1, place.q_use + plan.num_consumers, place.kv_use + 1, cutlass.Int32(-1)
         )
     return place
+
+
+@cute.jit
+def _finish(plan: cutlass.Constexpr, role: _Role, finish: epilogue.Finish):
+    """Write what came of a query tile."""
+    if cutlass.const_expr(plan.packs_heads):
+        packed.finish_tile(
+            plan,
+            role.problem.packing,
+            role.outputs,
+            role.scalars,
+            role.products,
+            role.state,
+            finish,
+        )
+    else:
+        epilogue.run(
+            plan,
+            role.outputs,
+            role.scalars,
+            role.shared,
+            role.products,
+            role.state,
+            role.problem.band,
+            finish,
+        )
 
 
 @cute.jit
@@ -210,7 +233,14 @@ def _main_loop(plan: cutlass.Constexpr, role: _Role, work: Work, place: Place):
     first_row = _first_row(plan, role, work)
     context = StepContext(
         score=make_score_context(
-            plan, first_row, role.thread, walk, role.problem.band, role.scalars, role.mods
+            plan,
+            first_row,
+            role.thread,
+            walk,
+            role.problem.band,
+            role.scalars,
+            role.mods,
+            role.problem.group_size,
         ),
         state=state,
         products=role.products,

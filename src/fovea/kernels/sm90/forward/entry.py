@@ -36,6 +36,10 @@ def build(plan: ForwardPlan) -> tuple[Any, list[Any]]:
     """Return the host function of a plan and its fake arguments."""
     kernel = ForwardKernel(plan)
     kernel.kernel.set_name_prefix(plan.name, remove_cutlass_symbol=True, keep_mangled_name=False)
+    if kernel.merge is not None:
+        kernel.merge.kernel.set_name_prefix(
+            kernel.merge.plan.name, remove_cutlass_symbol=True, keep_mangled_name=False
+        )
     return kernel, _arguments(plan)
 
 
@@ -65,6 +69,7 @@ def _arguments(plan: ForwardPlan) -> list[Any]:
         _fake(cutlass.Float32, rows, 4),
         _fake(cutlass.Float32, rows, 4) if features.max_score else None,
         _fake(cutlass.Float32, (heads_q,), 4) if features.sink else None,
+        _partials() if plan.packs_heads else None,
         _fake(cutlass.Int32, (1,), 4) if plan.is_dynamic else None,
         lists,
         (cutlass.Float32(1.0), cutlass.Float32(1.0), cutlass.Float32(1.0)),
@@ -80,6 +85,21 @@ def _arguments(plan: ForwardPlan) -> list[Any]:
         or None,
         make_fake_stream(use_tvm_ffi_env_stream=True),
     ]
+
+
+def _partials() -> tuple[Any, ...]:
+    """Return where the parts of packed plans are left, and their number.
+
+    Shapes of their own: a launch with one part leaves nothing, and passes something small.
+    """
+    out = tuple(cute.sym_int32() for _ in range(5))
+    rows = tuple(cute.sym_int32() for _ in range(5))
+    out_strides = (*(cute.sym_int64(divisibility=8) for _ in out[:-1]), 1)
+    return (
+        make_fake_tensor(cutlass.Float32, out, out_strides, assumed_align=_ALIGNMENT_BYTES),
+        _fake(cutlass.Float32, rows, 4),
+        cutlass.Int32(1),
+    )
 
 
 def _scalar(kind: str, features: ForwardFeatures) -> Any:

@@ -17,6 +17,7 @@ from fovea.kernels.device.score import Scalars
 from fovea.kernels.device.softmax import (
     ROWS_PER_THREAD,
     add_lanes,
+    close_row,
     column_of_register,
     columns_per_thread,
     register_idx,
@@ -27,7 +28,6 @@ from fovea.kernels.device.values import select
 from fovea.kernels.sm90.forward.arguments import Outputs, SharedTiles
 from fovea.kernels.sm90.forward.redo import judge
 from fovea.kernels.sm90.wgmma import element_type
-from fovea.plan.numerics import LN_2, LOG2_E
 from fovea.plan.roles import WARPGROUP_THREADS
 from fovea.plan.sm90 import WARPGROUP_ROWS, WARPS_PER_WARPGROUP
 
@@ -42,6 +42,7 @@ class Finish(NamedTuple):
     thread: cutlass.Int32  # in this warpgroup
     consumer: cutlass.Int32
     is_redo: cutlass.Int32
+    split: cutlass.Int32  # which part of the keys, in packed plans
     slot: cutlass.Int32  # of the announcement, and of its row flags
     q_stage: cutlass.Int32  # of this warpgroup's Q, where O is staged
 
@@ -66,7 +67,7 @@ def run(
         if finish.is_redo == 0:
             judge(plan, shared, products.acc_o, state, band, finish)
     for row in cutlass.range_constexpr(ROWS_PER_THREAD):
-        _normalise_row(plan, outputs, scalars, products.acc_o, state, finish, row)
+        normalise_row(plan, outputs, scalars, products.acc_o, state, finish.walk.head, row)
     if cutlass.const_expr(plan.is_optimistic):
         if finish.is_redo == 0:
             _write_tile(plan, outputs, shared, products, state, finish)
@@ -77,41 +78,28 @@ def run(
 
 
 @cute.jit
-def _normalise_row(
+def normalise_row(
     plan: cutlass.Constexpr,
     outputs: Outputs,
     scalars: Scalars,
     acc_o: cute.Tensor,
     state,
-    finish: Finish,
+    head: cutlass.Int32,
     row: cutlass.Constexpr,
 ):
     """Divide a row of O by its sum; leave its lse in `row_sum` and its natural maximum."""
     features = plan.features
-    reference = state.reference[row]
-    row_sum = add_lanes(state.row_sum[row])
-    # The largest term of a row with keys is 1, or the row was not given up for lost by `judge`.
-    is_dead = row_sum == 0.0
-    factor = cutlass.Float32(1.0)
+    sink = None
     if cutlass.const_expr(features.sink):
-        # The sink joins the reference, or 2^(sink - reference) could overflow.
-        sink_log2 = outputs.mSink[finish.walk.head].to(cutlass.Float32) * LOG2_E
-        joined = select(is_dead, sink_log2, cute.arch.fmax(reference, sink_log2))
-        factor = cute.math.exp2(reference - joined, fastmath=True)
-        row_sum = row_sum * factor + cute.math.exp2(sink_log2 - joined, fastmath=True)
-        reference = joined
-    # A true division would call a subroutine and spill the accumulator around it.
-    inverse = select(is_dead, cutlass.Float32(0.0), factor * cute.arch.rcp_approx(row_sum))
-    scale_row(acc_o, row, inverse)
-    if cute.arch.vote_any_sync(is_dead):
+        sink = outputs.mSink[head].to(cutlass.Float32)
+    closed = close_row(state.reference[row], add_lanes(state.row_sum[row]), sink)
+    scale_row(acc_o, row, closed.inverse)
+    if cute.arch.vote_any_sync(closed.is_dead):
         # A row without keys is written as zero, not multiplied by it.
         for column in cutlass.range_constexpr(columns_per_thread(acc_o)):
             idx = register_idx(row, column)
-            acc_o[idx] = select(is_dead, cutlass.Float32(0.0), acc_o[idx])
-    lse = (reference + cute.math.log2(row_sum, fastmath=True)) * LN_2
-    if cutlass.const_expr(not features.sink):
-        lse = select(is_dead, cutlass.Float32(-cutlass.Float32.inf), lse)
-    state.row_sum[row] = lse
+            acc_o[idx] = select(closed.is_dead, cutlass.Float32(0.0), acc_o[idx])
+    state.row_sum[row] = closed.lse
     if cutlass.const_expr(features.max_score and not features.modifies_score):
         state.row_max[row] = state.row_max[row] * scalars.scale
 
@@ -158,7 +146,7 @@ def _write_rows(
     warp_in_group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
     if warp_in_group == 0:
         cute.arch.cp_async_bulk_wait_group(0)
-    _warpgroup_barrier(finish.consumer)
+    warpgroup_barrier(finish.consumer)
     walk = finish.walk
     columns = outputs.mO_rows.shape[3]
     dtype = element_type(plan)
@@ -187,7 +175,7 @@ def free_unused(
 ):
     """Free a Q stage that stages no output. Signals: q_empty."""
     # Every warp must be done reading it.
-    _warpgroup_barrier(consumer)
+    warpgroup_barrier(consumer)
     warp_in_group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
     if warp_in_group == 0:
         if cute.arch.lane_idx() == 0:
@@ -198,7 +186,7 @@ def free_unused(
 def _stage_output(plan: cutlass.Constexpr, shared: SharedTiles, products, finish: Finish):
     """Round O and store it to shared memory, four 8x8 matrices an instruction."""
     # Another warp of the warpgroup may still be reading Q rows that this warp would overwrite.
-    _warpgroup_barrier(finish.consumer)
+    warpgroup_barrier(finish.consumer)
     dtype = element_type(plan)
     atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=False, num_matrices=4), dtype)
     copy = cute.make_tiled_copy_C(atom, products.output).get_slice(finish.thread)
@@ -213,7 +201,7 @@ def _store_output(plan: cutlass.Constexpr, outputs: Outputs, shared: SharedTiles
     """Send the staged O to global memory; rows past the end are cut off by the copy engine."""
     # The copy engine reads through the async proxy what stmatrix wrote through the generic one.
     cute.arch.fence_view_async_shared()
-    _warpgroup_barrier(finish.consumer)
+    warpgroup_barrier(finish.consumer)
     walk = finish.walk
     warp_in_group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
     if warp_in_group == 0:
@@ -265,5 +253,5 @@ def _free(shared: SharedTiles, stage: cutlass.Int32):
             cute.arch.mbarrier_arrive(shared.q.empty + stage)
 
 
-def _warpgroup_barrier(consumer: cutlass.Int32) -> None:
+def warpgroup_barrier(consumer: cutlass.Int32) -> None:
     cute.arch.barrier(barrier_id=_STORE_BARRIER + consumer, number_of_threads=WARPGROUP_THREADS)

@@ -18,11 +18,18 @@ from fovea.kernels.device.kv_walk import BlockListTensors
 from fovea.kernels.device.masking import Band
 from fovea.kernels.device.mods import ModTable, make_mod_table
 from fovea.kernels.device.pipeline import init_ring, make_ring
-from fovea.kernels.device.scheduler import TileOrder
+from fovea.kernels.device.scheduler import TileOrder, num_tiles
 from fovea.kernels.device.score import Scalars
 from fovea.kernels.device.work import WorkRing, clear, work_words
+from fovea.kernels.portable.combine import CombineKernel, Merged, Partials
 from fovea.kernels.sm90.forward import compute, load
-from fovea.kernels.sm90.forward.arguments import Outputs, Problem, SharedTiles, TmaLoads
+from fovea.kernels.sm90.forward.arguments import (
+    Outputs,
+    Packing,
+    Problem,
+    SharedTiles,
+    TmaLoads,
+)
 from fovea.kernels.sm90.wgmma import element_type, row_major_layout, transposed_layout
 from fovea.plan.roles import WARP_SIZE
 from fovea.plan.sm90 import (
@@ -69,6 +76,7 @@ class ForwardKernel:
 
     def __init__(self, plan: ForwardPlan) -> None:
         self.plan = plan
+        self.merge = None if plan.combine is None else CombineKernel(plan.combine)
 
     @cute.jit
     def __call__(
@@ -80,6 +88,7 @@ class ForwardKernel:
         mLSE: cute.Tensor,
         mMaxScore: cute.Tensor | None,
         mSink: cute.Tensor | None,
+        partials: tuple | None,
         counter: cute.Tensor | None,
         lists: tuple | None,
         scalars: tuple,
@@ -88,7 +97,10 @@ class ForwardKernel:
         mod_scalars: tuple | None,
         stream: Any,
     ):
-        """Launch the kernel; every shape, stride and number is a run-time value."""
+        """Launch the kernel; every shape, stride and number is a run-time value.
+
+        Behind a launch with several parts of the keys follows their merge.
+        """
         plan = self.plan
         layouts = make_layouts(plan)
         load_op = cpasync.CopyBulkTensorTileG2SOp()
@@ -99,9 +111,14 @@ class ForwardKernel:
         v_box = (plan.head_dim_v, plan.tile_n)
         o_box = (WARPGROUP_ROWS, plan.head_dim_v)
         stage = (None, None, 0)
-        atom_q, tma_q = cpasync.make_tiled_tma_atom(
-            load_op, _modes(mQ, _ROW_MAJOR_MODES), cute.slice_(layouts.q, stage), q_box
-        )
+        atom_q, tma_q, atom_o, tma_o = None, None, None, None
+        if cutlass.const_expr(not plan.packs_heads):
+            atom_q, tma_q = cpasync.make_tiled_tma_atom(
+                load_op, _modes(mQ, _ROW_MAJOR_MODES), cute.slice_(layouts.q, stage), q_box
+            )
+            atom_o, tma_o = cpasync.make_tiled_tma_atom(
+                store_op, _modes(mO, _ROW_MAJOR_MODES), cute.slice_(layouts.o, stage), o_box
+            )
         atom_k, tma_k = cpasync.make_tiled_tma_atom(
             shared_op,
             _modes(mK, _ROW_MAJOR_MODES),
@@ -116,23 +133,32 @@ class ForwardKernel:
             v_box,
             plan.cluster,
         )
-        atom_o, tma_o = cpasync.make_tiled_tma_atom(
-            store_op, _modes(mO, _ROW_MAJOR_MODES), cute.slice_(layouts.o, stage), o_box
-        )
         batch, seqlen_q, heads, _ = mQ.shape
         offset, left, right, section_heads, num_ctas = integers
+        group_size = heads // mK.shape[2]
+        packing = None
         order = TileOrder(
             num_m_tiles=cute.ceil_div(seqlen_q, plan.tile_m * plan.cluster),
             heads=heads,
             head_rows=heads * batch,
             section_heads=section_heads,
         )
+        if cutlass.const_expr(plan.packs_heads):
+            packing = Packing(mQ, group_size, Partials(*partials))
+            order = TileOrder(
+                num_m_tiles=cute.ceil_div(seqlen_q * group_size, plan.tile_m),
+                heads=mK.shape[2],
+                head_rows=mK.shape[2] * batch,
+                section_heads=section_heads,
+                num_splits=packing.partials.num_splits,
+            )
         problem = Problem(
             order=order,
             band=Band(offset, left, right, seqlen_q, mK.shape[1]),
-            group_size=heads // mK.shape[2],
+            group_size=group_size,
             block_lists=BlockListTensors(*lists) if plan.features.block_lists else None,
             counter=counter,
+            packing=packing,
         )
         self.kernel(
             problem,
@@ -142,8 +168,7 @@ class ForwardKernel:
             Outputs(atom_o, tma_o, mO, mLSE, mMaxScore, mSink),
         ).launch(
             grid=(
-                cutlass.min(order.num_m_tiles * order.head_rows, num_ctas // plan.cluster)
-                * plan.cluster,
+                cutlass.min(num_tiles(order), num_ctas // plan.cluster) * plan.cluster,
                 1,
                 1,
             ),
@@ -152,6 +177,9 @@ class ForwardKernel:
             stream=stream,
             min_blocks_per_mp=1,
         )
+        if cutlass.const_expr(plan.packs_heads):
+            if packing.partials.num_splits > 1:
+                self.merge(packing.partials, Merged(mO, mLSE, mMaxScore, mSink), stream)
 
     @cute.kernel
     def kernel(
@@ -167,10 +195,9 @@ class ForwardKernel:
         shared = self._allocate()
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp_idx == 0:
-            cpasync.prefetch_descriptor(tma.atom_q)
-            cpasync.prefetch_descriptor(tma.atom_k)
-            cpasync.prefetch_descriptor(tma.atom_v)
-            cpasync.prefetch_descriptor(outputs.atom_o)
+            for atom in (tma.atom_q, tma.atom_k, tma.atom_v, outputs.atom_o):
+                if cutlass.const_expr(atom is not None):
+                    cpasync.prefetch_descriptor(atom)
             with cute.arch.elect_one():
                 init_ring(shared.q, plan.q_edge)
                 init_ring(shared.k, plan.k_edge)

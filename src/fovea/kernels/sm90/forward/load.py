@@ -10,9 +10,9 @@ import cutlass
 import cutlass.cute as cute
 
 from fovea.kernels.device.cluster import Rank, cluster_rank, receive, send
-from fovea.kernels.device.kv_walk import make_walk, pause_walk, reorder, uses_of
+from fovea.kernels.device.kv_walk import Share, make_walk, pause_walk, reorder, uses_of
 from fovea.kernels.device.pipeline import stage_of
-from fovea.kernels.device.scheduler import decode_tile, num_tiles
+from fovea.kernels.device.scheduler import decode_tile, num_tiles, split_of
 from fovea.kernels.device.shared_walk import unite
 from fovea.kernels.device.values import select
 from fovea.kernels.device.work import (
@@ -68,6 +68,14 @@ def run(plan: cutlass.Constexpr, problem: Problem, tma: TmaLoads, shared: Shared
                 fresh = _drawn(plan, drawn)
 
 
+def _share(plan, problem: Problem, tile_number: cutlass.Int32) -> Share | None:
+    """Return which part of its keys a packed tile works on."""
+    if not plan.packs_heads:
+        return None
+    num_splits = problem.packing.partials.num_splits
+    return Share(problem.group_size, split_of(tile_number, problem.order), num_splits)
+
+
 @cute.jit
 def _walk(plan: cutlass.Constexpr, problem: Problem, rank: Rank | None, tile_number: cutlass.Int32):
     """Return the walk to announce, and in a cluster what it is part of."""
@@ -75,7 +83,8 @@ def _walk(plan: cutlass.Constexpr, problem: Problem, rank: Rank | None, tile_num
     tile = reorder(tile, problem.order, problem.block_lists)
     part = None
     if cutlass.const_expr(plan.cluster == 1):
-        walk = make_walk(tile, problem.band, problem.block_lists, plan)
+        share = _share(plan, problem, cutlass.max(tile_number, 0))
+        walk = make_walk(tile, problem.band, problem.block_lists, plan, share)
     else:
         first = tile.m_idx * plan.cluster
         own, other = tile._replace(m_idx=first + rank.own), tile._replace(m_idx=first + rank.other)

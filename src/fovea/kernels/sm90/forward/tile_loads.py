@@ -59,8 +59,9 @@ def load_tile(
     q_use: cutlass.Int32,
     kv_use: cutlass.Int32,
 ):
-    """Load one query tile and the KV tiles it visits."""
-    _load_q(plan, problem, tma, shared, walk, q_use)
+    """Load one query tile and the KV tiles it visits; packed rows are loaded by who reads them."""
+    if cutlass.const_expr(not plan.packs_heads):
+        _load_q(plan, problem, tma, shared, walk, q_use)
     k, v = _kv_operands(plan, problem, tma, shared, part, walk)
     fill = _nth_fill(plan, problem, part, walk, kv_use, cutlass.Int32(0))
     _load_k(plan, shared, k, part, walk, cutlass.Int32(0), fill)
@@ -127,7 +128,9 @@ def _kv_operands(
     walk: Walk,
 ) -> tuple[_Operand, _Operand]:
     """Return K and V of a query tile; KV heads are shared by groups of query heads."""
-    kv_head = walk.head // problem.group_size
+    kv_head = walk.head
+    if cutlass.const_expr(not plan.packs_heads):
+        kv_head = walk.head // problem.group_size
     gK = cute.local_tile(
         tma.mK[None, None, kv_head, walk.batch], (plan.tile_n, plan.head_dim), (None, 0)
     )

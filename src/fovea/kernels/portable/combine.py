@@ -1,0 +1,200 @@
+"""The merge of results over parts of the keys: one CTA a row, its warps take turns with the parts.
+
+Lives here: the kernel that follows a forward with split keys. Not here: the arithmetic that ends a
+row (`device/softmax.py`), the choice of parts. Invariant: a part that saw no key weighs exactly 0
+whatever its output holds, and the order of additions depends on the number of parts alone.
+`reference/decode.py` is the specification.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.memory import SmemAllocator
+
+from fovea.kernels.device.softmax import close_row
+from fovea.kernels.device.values import select
+from fovea.plan.combine import REFERENCE, ROW_MAX, ROW_SUM, CombinePlan
+from fovea.plan.roles import WARP_SIZE
+
+_DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}
+
+
+class Partials(NamedTuple):
+    """What the parts left: (part, batch, heads, seqlen_q, head_dim_v) and (plane, part, ...).
+
+    The planes are those of `plan/combine.py`: reference (log2 units), sum, natural maximum.
+    """
+
+    mOut: cute.Tensor
+    mRows: cute.Tensor
+    num_splits: cutlass.Int32
+
+
+class Merged(NamedTuple):
+    """Where results go: O (batch, seqlen_q, heads, head_dim_v), the others (batch, heads, ...)."""
+
+    mO: cute.Tensor
+    mLSE: cute.Tensor
+    mMaxScore: cute.Tensor | None
+    mSink: cute.Tensor | None
+
+
+class CombineKernel:
+    """The merge of one plan."""
+
+    def __init__(self, plan: CombinePlan) -> None:
+        self.plan = plan
+
+    @cute.jit
+    def __call__(self, partials: Partials, merged: Merged, stream: Any):
+        """Launch one CTA a row, behind the kernel that writes the parts."""
+        batch, seqlen_q, heads, _ = merged.mO.shape
+        self.kernel(partials, merged).launch(
+            grid=(batch * seqlen_q * heads, 1, 1),
+            block=(self.plan.threads, 1, 1),
+            stream=stream,
+            # Its CTAs start while those of the forward end, and wait below.
+            use_pdl=True,
+        )
+
+    @cute.kernel
+    def kernel(self, partials: Partials, merged: Merged):
+        """Merge the parts of one row.
+
+        The four warps add their parts up apart; the first adds the four sums and writes the row.
+        """
+        plan = self.plan
+        row, _, _ = cute.arch.block_idx()
+        _, seqlen_q, heads, _ = merged.mO.shape
+        batch = row // (heads * seqlen_q)
+        in_batch = row - batch * (heads * seqlen_q)
+        head = in_batch // seqlen_q
+        q_idx = in_batch - head * seqlen_q
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        lane = cute.arch.lane_idx()
+        smem = SmemAllocator()
+        shape = (plan.columns_per_lane, WARP_SIZE, plan.num_warps)
+        sSums = smem.allocate_tensor(cutlass.Float32, cute.make_layout(shape), 16)
+
+        # The forward's results are there, and visible, from here on.
+        cute.arch.griddepcontrol_wait()
+        place = (batch, head, q_idx)
+        reference = _reference(partials, place, lane)
+        rSum = _weighted_sum(plan, partials, place, reference, warp, lane)
+        cute.autovec_copy(rSum, sSums[None, lane, warp])
+        cute.arch.sync_threads()
+        if warp == 0:
+            row_sum = _row_sum(partials, place, reference, lane)
+            sink = None
+            if cutlass.const_expr(plan.sink):
+                sink = merged.mSink[head].to(cutlass.Float32)
+            closed = close_row(reference, row_sum, sink)
+            for other in cutlass.range_constexpr(1, plan.num_warps):
+                for column in cutlass.range_constexpr(plan.columns_per_lane):
+                    rSum[column] = rSum[column] + sSums[column, lane, other]
+            _write_output(plan, merged, place, rSum, closed, lane)
+            if lane == 0:
+                merged.mLSE[place] = closed.lse
+            if cutlass.const_expr(plan.max_score):
+                top = _top_score(partials, place, lane)
+                if lane == 0:
+                    merged.mMaxScore[place] = top
+
+
+def _weight(
+    partials: Partials, place: tuple, split: cutlass.Int32, reference: cutlass.Float32
+) -> cutlass.Float32:
+    """Return what a part's sums are multiplied by: 2^(its reference - the common one), or 0."""
+    own = partials.mRows[REFERENCE, split, *place]
+    is_empty = partials.mRows[ROW_SUM, split, *place] == 0.0
+    power = cute.math.exp2(own - reference, fastmath=True)
+    return select(is_empty, cutlass.Float32(0.0), power)
+
+
+@cute.jit
+def _reference(partials: Partials, place: tuple, lane: cutlass.Int32) -> cutlass.Float32:
+    """Return the largest reference of the parts that saw a key; 0 where none did."""
+    top = cutlass.Float32(-cutlass.Float32.inf)
+    for split in cutlass.range(lane, partials.num_splits, WARP_SIZE, unroll=1):
+        own = partials.mRows[REFERENCE, split, *place]
+        is_empty = partials.mRows[ROW_SUM, split, *place] == 0.0
+        top = select(is_empty, top, cute.arch.fmax(top, own))
+    top = _over_lanes(top, cute.arch.fmax)
+    return select(top == -cutlass.Float32.inf, cutlass.Float32(0.0), top)
+
+
+@cute.jit
+def _row_sum(
+    partials: Partials, place: tuple, reference: cutlass.Float32, lane: cutlass.Int32
+) -> cutlass.Float32:
+    """Return the sum over all keys, relative to the common reference."""
+    total = cutlass.Float32(0.0)
+    for split in cutlass.range(lane, partials.num_splits, WARP_SIZE, unroll=1):
+        weight = _weight(partials, place, split, reference)
+        total = total + weight * partials.mRows[ROW_SUM, split, *place]
+    return _over_lanes(total, lambda a, b: a + b)
+
+
+@cute.jit
+def _top_score(partials: Partials, place: tuple, lane: cutlass.Int32) -> cutlass.Float32:
+    """Return the largest score; -inf where there is no key."""
+    top = cutlass.Float32(-cutlass.Float32.inf)
+    for split in cutlass.range(lane, partials.num_splits, WARP_SIZE, unroll=1):
+        top = cute.arch.fmax(top, partials.mRows[ROW_MAX, split, *place])
+    return _over_lanes(top, cute.arch.fmax)
+
+
+@cute.jit
+def _weighted_sum(
+    plan: cutlass.Constexpr,
+    partials: Partials,
+    place: tuple,
+    reference: cutlass.Float32,
+    warp: cutlass.Int32,
+    lane: cutlass.Int32,
+) -> cute.Tensor:
+    """Return this lane's columns of O, summed over the parts of its warp."""
+    width = plan.columns_per_lane
+    rSum = cute.make_rmem_tensor(width, cutlass.Float32)
+    rSum.fill(0.0)
+    # Four parts at a time, so that their loads are in flight together.
+    for split in cutlass.range(warp, partials.num_splits, plan.num_warps, unroll=4):
+        weight = _weight(partials, place, split, reference)
+        mRow = partials.mOut[split, *place, None]
+        rPart = cute.make_rmem_tensor(width, cutlass.Float32)
+        cute.autovec_copy(cute.local_tile(mRow, (width,), (lane,)), rPart)
+        for column in cutlass.range_constexpr(width):
+            # Never 0 * x: a part without keys may have met an infinite V.
+            term = select(weight == 0.0, cutlass.Float32(0.0), weight * rPart[column])
+            rSum[column] = rSum[column] + term
+    return rSum
+
+
+@cute.jit
+def _write_output(
+    plan: cutlass.Constexpr,
+    merged: Merged,
+    place: tuple,
+    rSum: cute.Tensor,
+    closed,
+    lane: cutlass.Int32,
+):
+    """Divide this lane's columns by the row's sum and write those that the tensor has."""
+    batch, head, q_idx = place
+    width = plan.columns_per_lane
+    rOut = cute.make_rmem_tensor(width, _DTYPES[plan.dtype])
+    for column in cutlass.range_constexpr(width):
+        value = select(closed.is_dead, cutlass.Float32(0.0), rSum[column] * closed.inverse)
+        rOut[column] = value.to(_DTYPES[plan.dtype])
+    # Whole lanes are inside or outside: head_dim_v is a multiple of 8, a lane has 2, 4 or 8.
+    if lane * width < merged.mO.shape[3]:
+        mRow = merged.mO[batch, q_idx, head, None]
+        cute.autovec_copy(rOut, cute.local_tile(mRow, (width,), (lane,)))
+
+
+def _over_lanes(value: cutlass.Float32, operation) -> cutlass.Float32:
+    """Return a sum or maximum over the warp, the same bits in every lane."""
+    for offset in (1, 2, 4, 8, 16):
+        value = operation(value, cute.arch.shuffle_sync_bfly(value, offset=offset))
+    return value
