@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import fovea
-from benchmarks import bench_forward_mods, shapes
+from benchmarks import bench_decode, bench_forward_mods, shapes
 from fovea.arch import SM90
 from fovea.compile.aot import write_bundle
 from fovea.compile.target import CompileTarget
@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--workers", type=int, default=None)
     options = parser.parse_args()
-    variants = list(dict.fromkeys((*dense_variants(), *mod_variants())))
+    variants = list(dict.fromkeys((*dense_variants(), *mod_variants(), *decode_variants())))
     write_bundle(
         variants, [CompileTarget(arch=SM90.target)], options.bundle, workers=options.workers
     )
@@ -45,6 +45,20 @@ def dense_variants() -> list[ForwardVariant]:
 def mod_variants() -> list[ForwardVariant]:
     """Return the kernels of the mods suite."""
     return [mod_variant(make) for make in bench_forward_mods.CASES]
+
+
+def decode_variants() -> list[ForwardVariant]:
+    """Return the kernels of the decode suite."""
+    return [decode_variant(call) for call in bench_decode.CALLS]
+
+
+def decode_variant(call: bench_decode.Call) -> ForwardVariant:
+    """Return the kernel of one call of the decode suite; its keys are not allocated."""
+    q, k = (
+        torch.empty(call.B, length, heads, call.D, dtype=torch.bfloat16, device="meta")
+        for length, heads in ((call.Sq, call.H), (call.S, call.Hkv))
+    )
+    return ForwardVariant(select.forward_plan(make_dense(q, k, k, Request(causal=True)), SM90))
 
 
 def mod_variant(make: Callable[[shapes.Shape, str], bench_forward_mods.Case]) -> ForwardVariant:

@@ -131,12 +131,27 @@ def _case(name: str, options: MakeOptions | None = None, **fields: Any) -> Case:
     return Case(name=name, **chosen)
 
 
+_SMALL_FEW = replace(SMALL, seqlen_q=1, seqlen_kv=2100, heads_q=16)
+
+
 def _sized(shape: Shape, **changes: Any) -> Shape:
     return replace(shape, **changes)
 
 
 def _both(**changes: Any) -> dict[str, Shape]:
     return {"shape": replace(LARGE, **changes), "small": replace(SMALL, **changes)}
+
+
+def _few(
+    seqlen_q: int, group: int, *, seqlen_kv: int | None = None, **changes: Any
+) -> dict[str, Shape]:
+    """Return sizes with few queries whose keys are cut into parts, on a GPU and the emulator."""
+    large = {"batch": 2, "heads_q": 2 * group, "heads_kv": 2, "seqlen_kv": seqlen_kv or 1999}
+    small = {"batch": 1, "heads_q": group, "heads_kv": 1, "seqlen_kv": seqlen_kv or 700}
+    return {
+        "shape": replace(LARGE, seqlen_q=seqlen_q, **large, **changes),
+        "small": replace(SMALL, seqlen_q=seqlen_q, **small, **changes),
+    }
 
 
 _D64 = {"shape": LARGE_64, "small": SMALL_64}
@@ -283,6 +298,27 @@ CASES: tuple[Case, ...] = (
     ),
     _case("scale negative mask", joined(fixed(scale=-0.1), late_keys, CAUSAL)),
     _case("NaN around blocks alibi", joined(block_mask(late_rows), alibi), transform=poisoned),
+    # few queries: heads of a group in a tile, keys in parts
+    _case("few one causal", CAUSAL, **_few(1, 4)),
+    _case("few one mha fp16", dtype=FP16, **_few(1, 1)),
+    _case("few two of seven", **_few(2, 7)),
+    _case("few five of eight causal", CAUSAL, **_few(5, 8)),
+    _case("few 17 window sink", joined(WINDOW, sink), **_few(17, 4)),
+    _case("few 64 causal", CAUSAL, **_few(64, 5)),
+    _case("few d64 window", CAUSAL_WINDOW, **_few(3, 8, head_dim=64)),
+    _case("few d256 causal", CAUSAL, **_few(2, 4, head_dim=256)),
+    _case("few d20 dv36 NaN around", transform=poisoned, **_few(3, 4, head_dim=20, head_dim_v=36)),
+    _case("few dead rows", joined(CAUSAL, sink), **_few(40, 3, seqlen_kv=29)),
+    _case("few max_score fp16", CAUSAL, wants_max_score=True, dtype=FP16, **_few(5, 4)),
+    _case("few rising 300", transform=ramp(-300.0, 300.0), **_few(5, 4)),
+    _case("few falling 300 causal", CAUSAL, transform=ramp(300.0, -300.0), **_few(5, 4)),
+    _case("few huge values", transform=huge_values, **_few(3, 4)),
+    _case("few scale negative", fixed(scale=-0.2), **_few(2, 4)),
+    _case("few softcap alibi", joined(CAUSAL, fixed(softcap=20.0), alibi), **_few(3, 8)),
+    _case("few relative bias", joined(CAUSAL, relative_bias), **_few(3, 4)),
+    _case("few late keys", joined(late_keys, sink), wants_max_score=True, **_few(5, 4)),
+    _case("few padding", bool_capture, **_few(1, 4)),
+    _case("few many tiles", CAUSAL, **_few(1, 16, seqlen_kv=40000) | {"small": _SMALL_FEW}),
     # gradients
     _case("gradients causal", CAUSAL, checks_gradients=True),
     _case("gradients sink window", joined(WINDOW, sink), checks_gradients=True),

@@ -49,8 +49,13 @@ def check_second_stream() -> str:
 
 
 def check_graph() -> str:
-    """A captured call replays with new contents, its tile counter reset."""
-    call = _causal()
+    """A captured call replays with new contents: its tile counter reset, its keys merged."""
+    for name in ("causal", "few one causal"):
+        _replay(case_named(name).build(CUDA, is_small=False))
+    return ""
+
+
+def _replay(call: Call) -> None:
     q = torch.zeros_like(call.q)
     fovea.attention(q, call.k, call.v, causal=True, backend=CUDA)  # loads the kernel
     torch.cuda.synchronize()
@@ -64,7 +69,6 @@ def check_graph() -> str:
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(out, expected), "a replayed graph gave other numbers"
-    return ""
 
 
 def check_other_device() -> str:
@@ -95,7 +99,8 @@ def check_contents_check() -> str:
 
 def check_repeats() -> str:
     """Twenty launches of every kind of grid give the same bits."""
-    for name in ("causal", "late keys", "blocks late rising", "rising 300 causal", "window"):
+    names = ("causal", "late keys", "blocks late rising", "rising 300 causal", "window")
+    for name in (*names, "few five of eight causal"):
         call = case_named(name).build(CUDA, is_small=False)
         first = run(call, CUDA)
         for _ in range(20):

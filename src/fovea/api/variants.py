@@ -16,6 +16,8 @@ from fovea.problem import AttentionProblem
 if TYPE_CHECKING:
     from fovea.plan.forward import ForwardPlan
 
+_PRODUCT_SMS = 132  # of an H100 SXM and an H200, where a call is explained without one
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
@@ -26,6 +28,7 @@ class Kernel:
         name: of the kernel, as profiles show it.
         tile: query rows and keys of a tile.
         registers: of a thread, by role.
+        packing: how few queries are spread over tiles and SMs; None for many.
         variants: all kernels that calls like this one can select, this one first, each with what
             selects it.
     """
@@ -39,6 +42,7 @@ class Kernel:
     threads: int | None = None
     registers: tuple[tuple[str, int], ...] = ()
     shared_bytes: int | None = None
+    packing: str | None = None
     variants: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
@@ -52,6 +56,7 @@ class Kernel:
             f"{'':13} tile {self.tile[0]} x {self.tile[1]}, {self.kv_stages} K/V stages, "
             f"{self.threads} threads, registers: {registers}, "
             f"{self.shared_bytes / 1024:.0f} KiB shared",
+            *([] if self.packing is None else [f"{'  few queries':13} {self.packing}"]),
             *(
                 f"{'  variants' if i == 0 else '':13} {text}"
                 for i, text in enumerate(self.variants)
@@ -77,9 +82,30 @@ def kernel_of(problem: AttentionProblem, arch: Arch, *, is_chosen: bool = False)
         threads=plan.threads,
         registers=tuple((role.name, role.registers) for role in plan.roles),
         shared_bytes=plan.shared_bytes,
+        packing=_packing(problem, plan),
         variants=tuple(
             f"{variant.name}: {condition}" for variant, condition in variants_of(problem, arch)
         ),
+    )
+
+
+def _packing(problem: AttentionProblem, plan: "ForwardPlan") -> str | None:
+    """Return how few queries are spread over tiles and SMs."""
+    from fovea.plan import select
+
+    if not plan.packs_heads:
+        return None
+    num_sms = _PRODUCT_SMS
+    if problem.device.type == "cuda":
+        num_sms = torch.cuda.get_device_properties(problem.device).multi_processor_count
+    splits = select.num_splits(problem, plan, num_sms)
+    heads = problem.group_size
+    parts = "keys in one part"
+    if splits > 1:
+        parts = f"keys in {splits} parts, merged by a second kernel"
+    return (
+        f"a tile's rows are queries times the {heads} head{'s' if heads > 1 else ''} of a group; "
+        f"{parts} ({num_sms} SMs)"
     )
 
 
@@ -95,8 +121,8 @@ def variants_of(problem: AttentionProblem, arch: Arch) -> list[tuple["ForwardPla
     lengths = _lengths(problem)
     for scale, scale_text in ((1.0, "scale > 0"), (-1.0, "scale <= 0")):
         by_plan: dict[ForwardPlan, list[str]] = {}
-        for seqlen, text in lengths:
-            plan = select.forward_plan(_like(problem, scale, seqlen), arch)
+        for seqlen_q, seqlen_kv, text in lengths:
+            plan = select.forward_plan(_like(problem, scale, seqlen_q, seqlen_kv), arch)
             by_plan.setdefault(plan, []).append(f"{scale_text}, {text}")
         for plan, texts in by_plan.items():
             found.setdefault(plan, []).extend([scale_text] if len(by_plan) == 1 else _merged(texts))
@@ -104,11 +130,12 @@ def variants_of(problem: AttentionProblem, arch: Arch) -> list[tuple["ForwardPla
 
 
 def _merged(texts: list[str]) -> list[str]:
-    """Return the conditions, those that differ in short and long alone made one."""
-    short, long = (f", {text}" for text in _short_and_long())
-    without = [text.replace(short, "").replace(long, "") for text in texts]
-    pairs = zip(texts, without, strict=True)
-    return list(dict.fromkeys(rest if without.count(rest) > 1 else text for text, rest in pairs))
+    """Return the conditions, those that differ in keys or in queries alone made one."""
+    for least, more in (_short_and_long(), _few_and_many()):
+        without = [text.replace(f", {least}", "").replace(f", {more}", "") for text in texts]
+        pairs = zip(texts, without, strict=True)
+        texts = list(dict.fromkeys(r if without.count(r) > 1 else text for text, r in pairs))
+    return texts
 
 
 def _short_and_long() -> tuple[str, str]:
@@ -117,8 +144,24 @@ def _short_and_long() -> tuple[str, str]:
     return f"at most {SHORT_SEQLEN} keys", f"more than {SHORT_SEQLEN} keys"
 
 
-def _lengths(problem: AttentionProblem) -> list[tuple[int, str]]:
-    """Return key lengths between which the kernel of a call changes, and what they stand for."""
+def _few_and_many() -> tuple[str, str]:
+    from fovea.plan.select import FEW_QUERIES
+
+    return f"at most {FEW_QUERIES} queries", f"more than {FEW_QUERIES} queries"
+
+
+def _lengths(problem: AttentionProblem) -> list[tuple[int, int, str]]:
+    """Return lengths between which the kernel of a call changes, and what they stand for."""
+    from fovea.plan.select import FEW_QUERIES
+
+    return [
+        (seqlen_q, seqlen_kv, f"{queries}, {keys}")
+        for seqlen_q, queries in zip((1, FEW_QUERIES + 1), _few_and_many(), strict=True)
+        for seqlen_kv, keys in _key_lengths(problem)
+    ]
+
+
+def _key_lengths(problem: AttentionProblem) -> list[tuple[int, str]]:
     from fovea.plan.integers import NARROW_LIMIT
     from fovea.plan.select import SHORT_SEQLEN
 
@@ -132,16 +175,18 @@ def _lengths(problem: AttentionProblem) -> list[tuple[int, str]]:
     ]
 
 
-def _like(problem: AttentionProblem, scale: float, seqlen: int) -> AttentionProblem:
+def _like(
+    problem: AttentionProblem, scale: float, seqlen_q: int, seqlen_kv: int
+) -> AttentionProblem:
     """Return the call with other numbers and key lengths; nothing of it can be run."""
     tensors = {
         name: torch.empty(
             (1, length, tensor.shape[-2], tensor.shape[-1]), dtype=tensor.dtype, device="meta"
         )
         for name, tensor, length in (
-            ("q", problem.q, 1),
-            ("k", problem.k, seqlen),
-            ("v", problem.v, seqlen),
+            ("q", problem.q, seqlen_q),
+            ("k", problem.k, seqlen_kv),
+            ("v", problem.v, seqlen_kv),
         )
     }
     mods = {

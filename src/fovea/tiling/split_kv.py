@@ -56,14 +56,21 @@ def num_splits(demand: SplitDemand, *, num_sms: int, l2_bytes: int, max_splits: 
             and not demand.is_banded
         )
         return min(-(-demand.kv_head_bytes // l2_bytes), most) if is_thrashing else 1
-    most = min(most, num_sms)
-    efficiency = {
-        splits: _wave_efficiency(demand.num_tiles * splits, num_sms)
-        for splits in range(1, most + 1)
+    # Splits per wave: the busy share of the SMs over all waves, but for a common factor. Kept as
+    # (splits, waves) and compared crosswise, since a decoder asks again for every new length.
+    counts = [
+        (splits, -(-demand.num_tiles * splits // num_sms))
+        for splits in range(1, min(most, num_sms) + 1)
         if splits == 1 or _is_shorter(demand.num_kv_tiles, splits)
-    }
-    goal = _EFFICIENCY_SHARE * max(efficiency.values())
-    return min(splits for splits, value in efficiency.items() if value >= goal)
+    ]
+    best, best_waves = counts[0]
+    for splits, waves in counts:
+        if splits * best_waves > best * waves:
+            best, best_waves = splits, waves
+    share, whole = _EFFICIENCY_SHARE.as_integer_ratio()
+    return next(
+        splits for splits, waves in counts if splits * best_waves * whole >= share * best * waves
+    )
 
 
 def split_range(
@@ -72,12 +79,6 @@ def split_range(
     """Return the KV tiles `begin <= t < stop` of part `split` of the range `first <= t < end`."""
     tiles = end - first
     return first + tiles * split // num_splits, first + tiles * (split + 1) // num_splits
-
-
-def _wave_efficiency(work: int, num_sms: int) -> Fraction:
-    """Return the busy share of the SMs over all waves of `work` equal blocks."""
-    waves = -(-work // num_sms)
-    return Fraction(work, waves * num_sms)
 
 
 def _is_shorter(num_kv_tiles: int, splits: int) -> bool:

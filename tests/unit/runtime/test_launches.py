@@ -14,7 +14,7 @@ from fovea.runtime import arguments, cuda, stream_memory
 from fovea.testing.inputs import normal
 
 NAMES = (
-    *("q", "k", "v", "out", "lse", "max_score", "sink", "counter", "lists", "scores"),
+    *("q", "k", "v", "out", "lse", "max_score", "sink", "partials", "counter", "lists", "scores"),
     *("integers", "captures", "scalars"),
 )
 

@@ -254,4 +254,5 @@ def _free(shared: SharedTiles, stage: cutlass.Int32):
 
 
 def warpgroup_barrier(consumer: cutlass.Int32) -> None:
+    """Wait for the other warps of this warpgroup."""
     cute.arch.barrier(barrier_id=_STORE_BARRIER + consumer, number_of_threads=WARPGROUP_THREADS)
