@@ -1,6 +1,6 @@
 """No shipped kernel keeps anything in local memory: no stack frame, no spilled register.
 
-Two variants run by default; `-m slow` compiles those of all benchmarks and of all GPU cases, which
+Three variants run by default; `-m slow` compiles those of all benchmarks and of all GPU cases, which
 takes minutes. A variant that is known to spill is expected to: the test fails when it no longer
 does, so that it leaves the list.
 """
@@ -24,9 +24,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "gpu")]
 
 from cases import CASES, case_named
 
-from benchmarks import bench_forward_mods, prepare, shapes
+from benchmarks import bench_decode, bench_forward_mods, prepare, shapes
 
-QUICK = ("B1 H16 S16384 D128 causal", "alibi")
+# The calls that differ in their kernel: one of each head dim.
+DECODE = {f"decode D{call.D}": call for call in bench_decode.CALLS}
+QUICK = ("B1 H16 S16384 D128 causal", "alibi", "decode D128")
 # Bytes of local memory a thread takes, by the first name of the variant.
 SPILLS = {
     "case dense bias d64": 24,
@@ -41,7 +43,8 @@ SPILLS = {
 
 def _names() -> Iterator[Any]:
     mods = [make.__name__ for make in bench_forward_mods.CASES]
-    for name in (*map(str, shapes.DENSE_SHAPES), *mods, *(f"case {case.name}" for case in CASES)):
+    cases = [f"case {case.name}" for case in CASES]
+    for name in (*map(str, shapes.DENSE_SHAPES), *mods, *DECODE, *cases):
         marks: list[Any] = [] if name in QUICK else [pytest.mark.slow]
         if name in SPILLS:
             reason = f"spills: {SPILLS[name]} bytes of local memory a thread"
@@ -56,6 +59,8 @@ def _variant(name: str) -> ForwardVariant | None:
         if select.unsupported(problem, SM90) is not None:
             return None
         return ForwardVariant(select.forward_plan(problem, SM90))
+    if name in DECODE:
+        return prepare.decode_variant(DECODE[name])
     for shape in shapes.DENSE_SHAPES:
         if str(shape) == name:
             return prepare.variant_of(shape, causal=shape.causal)

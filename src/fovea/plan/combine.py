@@ -25,7 +25,8 @@ class CombinePlan:
     head_dim_v: int
     sink: bool
     max_score: bool
-    num_warps: int = 4  # a part is 512 bytes at head_dim 128: few parts leave few loads in flight
+    num_warps: int = 4
+    parts_at_once: int = 4  # of a warp: with 4 warps one round of loads for 16 parts
 
     def __post_init__(self) -> None:
         """Check that lanes share a row evenly."""

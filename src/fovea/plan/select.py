@@ -62,7 +62,7 @@ def num_splits(problem: AttentionProblem, plan: ForwardPlan, num_sms: int) -> in
 
     A function of shapes and of the machine alone: nothing is read from a device.
     """
-    if not plan.packs_heads:
+    if not (isinstance(plan, sm90.ForwardPlan) and plan.packs_heads):
         return 1
     tiles_per_head = -(-problem.seqlen_q * problem.group_size // plan.tile_m)
     spans = [

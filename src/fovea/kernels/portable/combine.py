@@ -80,8 +80,15 @@ class CombineKernel:
         # The forward's results are there, and visible, from here on.
         cute.arch.griddepcontrol_wait()
         place = (batch, head, q_idx)
+        rParts = _load_parts(plan, partials, place, warp, lane)
         reference = _reference(partials, place, lane)
-        rSum = _weighted_sum(plan, partials, place, reference, warp, lane)
+        rSum = cute.make_rmem_tensor(plan.columns_per_lane, cutlass.Float32)
+        rSum.fill(0.0)
+        _add_parts(plan, partials, place, reference, warp, rParts, rSum)
+        step = plan.num_warps * plan.parts_at_once
+        for first in cutlass.range(warp + step, partials.num_splits, step, unroll=1):
+            rMore = _load_parts(plan, partials, place, first, lane)
+            _add_parts(plan, partials, place, reference, first, rMore, rSum)
         cute.autovec_copy(rSum, sSums[None, lane, warp])
         cute.arch.sync_threads()
         if warp == 0:
@@ -145,30 +152,54 @@ def _top_score(partials: Partials, place: tuple, lane: cutlass.Int32) -> cutlass
     return _over_lanes(top, cute.arch.fmax)
 
 
+def _nth_split(plan: CombinePlan, warp: cutlass.Int32, nth: cutlass.Int32 | int) -> cutlass.Int32:
+    """Return the n-th part of a warp's share."""
+    return warp + nth * plan.num_warps
+
+
 @cute.jit
-def _weighted_sum(
+def _load_parts(
+    plan: cutlass.Constexpr,
+    partials: Partials,
+    place: tuple,
+    first: cutlass.Int32,
+    lane: cutlass.Int32,
+) -> cute.Tensor:
+    """Return this lane's columns of some parts, all asked for at once; parts past the last repeat.
+
+    A loop with an exit between the loads would wait for each part in turn.
+    """
+    width = plan.columns_per_lane
+    rParts = cute.make_rmem_tensor((width, plan.parts_at_once), cutlass.Float32)
+    for nth in cutlass.range_constexpr(plan.parts_at_once):
+        split = cutlass.min(_nth_split(plan, first, nth), partials.num_splits - 1)
+        mRow = partials.mOut[split, *place, None]
+        cute.autovec_copy(cute.local_tile(mRow, (width,), (lane,)), rParts[None, nth])
+    return rParts
+
+
+@cute.jit
+def _add_parts(
     plan: cutlass.Constexpr,
     partials: Partials,
     place: tuple,
     reference: cutlass.Float32,
-    warp: cutlass.Int32,
-    lane: cutlass.Int32,
-) -> cute.Tensor:
-    """Return this lane's columns of O, summed over the parts of its warp."""
-    width = plan.columns_per_lane
-    rSum = cute.make_rmem_tensor(width, cutlass.Float32)
-    rSum.fill(0.0)
-    # Four parts at a time, so that their loads are in flight together.
-    for split in cutlass.range(warp, partials.num_splits, plan.num_warps, unroll=4):
-        weight = _weight(partials, place, split, reference)
-        mRow = partials.mOut[split, *place, None]
-        rPart = cute.make_rmem_tensor(width, cutlass.Float32)
-        cute.autovec_copy(cute.local_tile(mRow, (width,), (lane,)), rPart)
-        for column in cutlass.range_constexpr(width):
+    first: cutlass.Int32,
+    rParts: cute.Tensor,
+    rSum: cute.Tensor,
+):
+    """Add loaded parts to this lane's columns, each with its weight."""
+    weights = []
+    for nth in cutlass.range_constexpr(plan.parts_at_once):
+        split = _nth_split(plan, first, nth)
+        weight = _weight(partials, place, cutlass.min(split, partials.num_splits - 1), reference)
+        weights.append(select(split < partials.num_splits, weight, cutlass.Float32(0.0)))
+    for nth in cutlass.range_constexpr(plan.parts_at_once):
+        for column in cutlass.range_constexpr(plan.columns_per_lane):
             # Never 0 * x: a part without keys may have met an infinite V.
-            term = select(weight == 0.0, cutlass.Float32(0.0), weight * rPart[column])
+            term = weights[nth] * rParts[column, nth]
+            term = select(weights[nth] == 0.0, cutlass.Float32(0.0), term)
             rSum[column] = rSum[column] + term
-    return rSum
 
 
 @cute.jit

@@ -213,6 +213,10 @@ class ForwardKernel:
         else:
             cute.arch.sync_threads()
 
+        if cutlass.const_expr(plan.packs_heads):
+            # The merge may come up where a CTA is done. Every CTA of this grid runs by now, or will
+            # without waiting for another to end, so its waiting CTAs keep none of these out.
+            cute.arch.griddepcontrol_launch_dependents()
         load_role, compute_role = plan.roles
         if warp_idx < load_role.threads // WARP_SIZE:
             cute.arch.setmaxregister_decrease(load_role.registers)
