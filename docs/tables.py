@@ -92,19 +92,15 @@ def support_cases() -> dict[str, dict[str, Any]]:
     def call(
         *,
         heads_kv: int = 4,
+        seqlens: tuple[int, int] = (256, 256),
         head_dims: tuple[int, int] = (128, 128),
         dtype: torch.dtype = torch.bfloat16,
         **keywords: Any,
     ) -> dict[str, Any]:
-        q = torch.empty(1, 256, 4, head_dims[0], dtype=dtype)
-        k = torch.empty(1, 256, heads_kv, head_dims[0], dtype=dtype)
-        v = torch.empty(1, 256, heads_kv, head_dims[1], dtype=dtype)
+        q = torch.empty(1, seqlens[0], 4, head_dims[0], dtype=dtype)
+        k = torch.empty(1, seqlens[1], heads_kv, head_dims[0], dtype=dtype)
+        v = torch.empty(1, seqlens[1], heads_kv, head_dims[1], dtype=dtype)
         return {"q": q, "k": k, "v": v, **keywords}
-
-    def few() -> dict[str, Any]:
-        q = torch.empty(1, 2, 4, 128, dtype=torch.bfloat16)
-        k = torch.empty(1, 4096, 1, 128, dtype=torch.bfloat16)
-        return {"q": q, "k": k, "v": k}
 
     def packed(**keywords: Any) -> dict[str, Any]:
         borders = torch.tensor([0, 100, 256], dtype=torch.int32)
@@ -141,7 +137,7 @@ def support_cases() -> dict[str, dict[str, Any]]:
         "block_mask, blocks of 64": call(block_mask=small_blocks),
         "lse and max_score": call(return_aux=fovea.AuxRequest(lse=True, max_score=True)),
         "grouped heads": call(heads_kv=1),
-        "few queries (keys in parts)": few(),
+        "few queries (keys in parts)": call(seqlens=(2, 4096), heads_kv=1),
         "head dim 64": call(head_dims=(64, 64)),
         "head dim 256": call(head_dims=(256, 256)),
         "head dims 192 and 128": call(head_dims=(192, 128)),

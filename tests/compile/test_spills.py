@@ -1,6 +1,6 @@
 """No shipped kernel keeps anything in local memory: no stack frame, no spilled register.
 
-Three variants run by default; `-m slow` compiles those of all benchmarks and of all GPU cases, which
+Three variants run by default; `-m slow` compiles those of all benchmarks and all GPU cases, which
 takes minutes. A variant that is known to spill is expected to: the test fails when it no longer
 does, so that it leaves the list.
 """
