@@ -6,7 +6,7 @@ Invariant: the list of variants of a call is finite, and this is all of it.
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -97,7 +97,8 @@ def _packing(problem: AttentionProblem, plan: "ForwardPlan") -> str | None:
         return None
     num_sms = _PRODUCT_SMS
     if problem.device.type == "cuda":
-        num_sms = torch.cuda.get_device_properties(problem.device).multi_processor_count
+        cuda = cast(Any, torch.cuda)  # its functions have no types
+        num_sms = int(cuda.get_device_properties(problem.device).multi_processor_count)
     splits = select.num_splits(problem, plan, num_sms)
     heads = problem.group_size
     parts = "keys in one part"

@@ -72,8 +72,13 @@ def compile_forward(problem: AttentionProblem, arch: Arch) -> CompiledKernel:
 
 
 def resource_table(kernel: CompiledKernel) -> Table:
-    """Return what the kernel uses, from its cubin, its plan and its disassembly."""
-    (resources,) = kernel.artifact.record.kernels.values()
+    """Return what the kernel uses, from its cubin, its plan and its disassembly.
+
+    Local memory and instructions count a merge of parts of the keys, too, where one follows.
+    """
+    record = kernel.artifact.record
+    resources = next(used for name, used in record.kernels.items() if name.startswith(record.name))
+    local = sum(used.stack_bytes + used.local_bytes for used in record.kernels.values())
     plan, counts = kernel.plan, kernel.counts
     by_role = ", ".join(f"{role.name} {role.registers}" for role in plan.roles)
     rows = {
@@ -81,7 +86,7 @@ def resource_table(kernel: CompiledKernel) -> Table:
         "threads": f"{resources.threads} a block",
         "registers": f"{resources.registers} a thread at launch, then {by_role}",
         "shared memory": f"{plan.shared_bytes / 1024:.0f} KiB a block",
-        "stack and local": f"{resources.stack_bytes + resources.local_bytes} bytes a thread",
+        "stack and local": f"{local} bytes a thread",
     }
     if counts is None:
         rows["SASS"] = "no nvdisasm here (pip install nvidia-cuda-nvdisasm), so nothing is counted"
