@@ -42,3 +42,17 @@ def test_output_is_the_same_under_another_schedule():
     assert _within_budget(first)
     assert first.accuracy == other.accuracy
     assert first.steps != other.steps  # the schedules did differ
+
+
+def test_keys_in_parts_are_counted_with_their_merge(tmp_path):
+    # One query tile and two SMs: two parts, of a kernel that test_few_queries.py runs too.
+    shape = Shape(
+        batch=1, heads_q=4, heads_kv=1, seqlen_q=1, seqlen_kv=900, head_dim=64, head_dim_v=64
+    )
+    call = Call(shape=shape, dtype=torch.bfloat16, keywords={})
+    problem = make_dense(*call.make_inputs(CPU), Request(causal=True))
+    done = emulate(problem, SM90, seed=0, trace=tmp_path / "trace.json")
+    assert _within_budget(done)
+    # Each of 8 KV tiles takes 4 + 8 products of 16 columns: head_dim 64, then 128 keys.
+    assert done.count("instructions.mma") == 8 * (4 + 8) * 4
+    assert done.count("mufu.ex2") > 8 * 128 * 64 // 32

@@ -6,6 +6,7 @@ oracle before anything is reported.
 """
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,11 @@ from fovea.runtime import emulated
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulation:
-    """One emulated launch.
+    """One emulated call: its launch, or that and the merge of parts of its keys.
 
     Attributes:
-        counters: sums over all warps, as the emulator names them.
-        steps: scheduler steps.
+        counters: sums over all warps of all launches, as the emulator names them.
+        steps: scheduler steps of all launches.
         seconds: of the run, the compiler's time included where the kernel was not cached.
     """
 
@@ -42,20 +43,25 @@ def emulate(
 ) -> Emulation:
     """Run a problem's kernel under one random schedule; write its trace to a file if one is named.
 
+    The trace is that of the forward itself.
+
     Raises:
         EmulatorError: the kernel did what hardware does not allow; the text says where.
         LauncherError: llvmlite is missing.
     """
     start = time.perf_counter()
-    forward, (result,) = emulated.emulate(
+    forward, launches = emulated.emulate(
         problem, arch, options=Options(seed=seed, trace=trace is not None)
     )
     seconds = time.perf_counter() - start
+    counters: Counter[str] = Counter()
+    for launch in launches:
+        counters.update(launch.counters)
     if trace is not None:
-        result.write_trace(trace)
+        launches[0].write_trace(trace)
     return Emulation(
         accuracy=judge(forward.out, problem),
-        counters=result.counters,
-        steps=result.steps,
+        counters=counters,
+        steps=sum(launch.steps for launch in launches),
         seconds=seconds,
     )
