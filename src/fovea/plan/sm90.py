@@ -279,19 +279,26 @@ _PACKED_TILES = {
     128: TileShape(WARPGROUP_ROWS, 128, 3, 1),
     256: TileShape(WARPGROUP_ROWS, 64, 3, 1),
 }
+# Of those with mods: a gather by head and key takes registers that half a tile of scores leaves.
+_PACKED_TILES_MODS = {
+    64: TileShape(WARPGROUP_ROWS, 64, 8, 1),
+    128: TileShape(WARPGROUP_ROWS, 64, 6, 1),
+    256: TileShape(WARPGROUP_ROWS, 64, 3, 1),
+}
 
 
 def make_packed_plan(
     dtype: Literal["bfloat16", "float16"], head_dim: int, features: ForwardFeatures
 ) -> ForwardPlan:
     """Return the plan of a variant for few queries."""
+    shapes = _PACKED_TILES_MODS if features.has_mods else _PACKED_TILES
     return ForwardPlan(
         dtype=dtype,
         head_dim=head_dim,
         head_dim_v=head_dim,
         packs_heads=True,
         features=features,
-        **_PACKED_TILES[head_dim]._asdict(),
+        **shapes[head_dim]._asdict(),
     )
 
 
