@@ -63,6 +63,11 @@ class ForwardPlan:
         # A block list belongs to one head, and packed rows are loaded by the warps that read them.
         if self.packs_heads:
             assert not (self.features.block_lists or self.looks_ahead or self.cluster > 1)
+        if self.skips_hidden and self.looks_ahead:
+            # K of the next query tile comes behind the V tiles that a warpgroup skips, while it
+            # still holds its last one.
+            skipped = -(-(self.tile_m - WARPGROUP_ROWS) // self.tile_n)
+            assert self.kv_stages > skipped, (self.kv_stages, skipped)
         check_roles(self.roles)
 
     @property
@@ -165,6 +170,14 @@ class ForwardPlan:
         Its Q has to be in shared memory while the tile before stages its output.
         """
         return self.q_buffers > 1
+
+    @property
+    def skips_hidden(self) -> bool:
+        """True where a warpgroup skips KV tiles of the CTA's walk that hold no key for its rows."""
+        features = self.features
+        has_band = features.limit_left or features.limit_right
+        is_plain = not (features.block_lists or self.packs_heads)
+        return has_band and is_plain and self.num_consumers > 1
 
     @property
     def passes_uses(self) -> bool:

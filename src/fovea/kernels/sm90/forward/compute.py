@@ -14,8 +14,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import warpgroup
 
-from fovea.kernels.device.kv_walk import use_of, uses_of
+from fovea.kernels.device.kv_walk import Walk, use_of, uses_of
 from fovea.kernels.device.mods import ModTable
+from fovea.kernels.device.own_visits import OwnVisits, own_visits
 from fovea.kernels.device.pipeline import count_own_fills, release, stage_of, wait_full
 from fovea.kernels.device.scheduler import split_of
 from fovea.kernels.device.score import Scalars, TileKind, make_score_context
@@ -27,10 +28,15 @@ from fovea.kernels.sm90.forward.arguments import Outputs, Problem, SharedTiles
 from fovea.kernels.sm90.forward.products import Products, issue_scores, make_products
 from fovea.kernels.sm90.forward.rows import RowState
 from fovea.kernels.sm90.forward.steps import (
+    Span,
+    Start,
     StepContext,
     first_step,
     last_product,
     last_product_and_next_scores,
+    next_scores,
+    skip_k,
+    skip_v,
     step,
     visit_at,
     wants_any,
@@ -120,44 +126,49 @@ def _tiles(plan: cutlass.Constexpr, role: _Role, work: Work, place: Place):
     compiler gives up on overlap where a product may or may not be in flight.
     """
     shared = role.shared
+    own = _own_visits(plan, role, work)
     if cutlass.const_expr(plan.packs_heads):
         first_row = _first_row(plan, role, work)
         packed.load_queries(plan, role.problem.packing, shared, work.walk, first_row, role.thread)
     else:
         wait_full(shared.q, place.q_use, plan.q_edge)
-    first_use = use_of(plan, work.walk, place.kv_use, 0)
+    first_use = use_of(plan, work.walk, place.kv_use, own.before)
+    skip_k(plan, shared, first_use - own.before, first_use, role.consumer)
     wait_full(shared.k, first_use, plan.k_edge)
     issue_scores(plan, role.products, place.q_use, first_use)
     is_tile = cutlass.Boolean(True)
     while is_tile:
-        _main_loop(plan, role, work, place)
+        first_use = use_of(plan, work.walk, place.kv_use, own.before)
+        skip_v(plan, shared, first_use - own.before, first_use)
+        _main_loop(plan, role, work, own.walk, first_use, place)
         after = Place(
             use=place.use + 1,
             q_use=place.q_use + plan.num_consumers,
             kv_use=place.kv_use + uses_of(plan, work.walk),
             staged=place.staged,
         )
-        upcoming = work
+        upcoming, next_own = work, own
         is_tile = cutlass.Boolean(False)
-        last_use = use_of(plan, work.walk, place.kv_use, work.walk.visits - 1)
+        end = Span(last=first_use + own.walk.visits - 1, behind=own.behind)
         if cutlass.const_expr(plan.looks_ahead):
             if cutlass.const_expr(plan.passes_uses):
-                last_product(plan, shared, role.products, last_use)
+                last_product(plan, shared, role.products, end, role.consumer)
             upcoming = receive(shared.work, after.use, plan.work_edge)
             is_tile = is_in_all_lanes(upcoming.tile_number >= 0)
-            first_use = use_of(plan, upcoming.walk, after.kv_use, 0)
+            next_own = _own_visits(plan, role, upcoming)
+            start = Start(
+                q_use=after.q_use,
+                kv_use=use_of(plan, upcoming.walk, after.kv_use, next_own.before),
+                before=next_own.before,
+            )
             if cutlass.const_expr(plan.passes_uses):
-                wait_full(shared.q, after.q_use, plan.q_edge)
-                wait_full(shared.k, first_use, plan.k_edge)
-                issue_scores(plan, role.products, after.q_use, first_use)
+                next_scores(plan, shared, role.products, start, role.consumer)
             else:
-                last_product_and_next_scores(
-                    plan, shared, role.products, after.q_use, first_use, role.consumer
-                )
+                last_product_and_next_scores(plan, shared, role.products, end, start, role.consumer)
         else:
-            last_product(plan, shared, role.products, last_use)
+            last_product(plan, shared, role.products, end, role.consumer)
         finish = epilogue.Finish(
-            walk=work.walk,
+            walk=own.walk,
             first_row=_first_row(plan, role, work),
             thread=role.thread,
             consumer=role.consumer,
@@ -169,7 +180,7 @@ def _tiles(plan: cutlass.Constexpr, role: _Role, work: Work, place: Place):
         _finish(plan, role, finish)
         release_work(shared.work, place.use, plan.work_edge)
         place = Place(after.use, after.q_use, after.kv_use, epilogue.staged_after(plan, finish))
-        work = upcoming
+        work, own = upcoming, next_own
     if cutlass.const_expr(plan.looks_ahead):
         _drain(plan, role, place)
         place = Place(
@@ -222,14 +233,26 @@ def _first_row(plan, role: _Role, work: Work) -> cutlass.Int32:
     return work.walk.m_idx * plan.tile_m + role.consumer * WARPGROUP_ROWS
 
 
+def _own_visits(plan, role: _Role, work: Work) -> OwnVisits:
+    """Return what this warpgroup visits of the CTA's walk."""
+    first_row = _first_row(plan, role, work)
+    return own_visits(plan, work.walk, role.problem.band, first_row, WARPGROUP_ROWS)
+
+
 @cute.jit
-def _main_loop(plan: cutlass.Constexpr, role: _Role, work: Work, place: Place):
+def _main_loop(
+    plan: cutlass.Constexpr,
+    role: _Role,
+    work: Work,
+    walk: Walk,
+    first_use: cutlass.Int32,
+    place: Place,
+):
     """Compute one query tile up to its last product, which is left to be issued.
 
-    The first S is in flight on entry.
+    `walk` is this warpgroup's own. The first S is in flight on entry.
     """
     state, shared = role.state, role.shared
-    walk = work.walk
     first_row = _first_row(plan, role, work)
     context = StepContext(
         score=make_score_context(
@@ -249,7 +272,6 @@ def _main_loop(plan: cutlass.Constexpr, role: _Role, work: Work, place: Place):
     )
     rows.begin(state)
     role.products.acc_o.fill(0.0)
-    first_use = use_of(plan, walk, place.kv_use, 0)
     first_step(plan, context, walk, first_use, work.is_redo)
     epilogue.free_staged(plan, shared, place.staged)
     for visit in cutlass.range(1, walk.visits, unroll=1):

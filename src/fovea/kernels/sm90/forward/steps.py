@@ -148,15 +148,77 @@ def step(
     store_p(products)
 
 
+class Span(NamedTuple):
+    """Where a warpgroup's visits of a query tile end: the last use, and how many it skips then."""
+
+    last: cutlass.Int32
+    behind: cutlass.Int32
+
+
+class Start(NamedTuple):
+    """Where those of the next query tile begin: its uses, and how many are skipped before."""
+
+    q_use: cutlass.Int32
+    kv_use: cutlass.Int32
+    before: cutlass.Int32
+
+
+@cute.jit
+def skip_k(
+    plan: cutlass.Constexpr,
+    shared: SharedTiles,
+    begin: cutlass.Int32,
+    end: cutlass.Int32,
+    consumer: cutlass.Int32,
+):
+    """Give back K of the uses [begin, end), hidden from this warpgroup, and its turns."""
+    if cutlass.const_expr(plan.skips_hidden):
+        for use in cutlass.range(begin, end, unroll=1):
+            wait_full(shared.k, use, plan.k_edge)
+            release(shared.k, use, plan.k_edge)
+            wait_turn(consumer)
+            pass_turn(plan, consumer)
+
+
+@cute.jit
+def skip_v(plan: cutlass.Constexpr, shared: SharedTiles, begin: cutlass.Int32, end: cutlass.Int32):
+    """Give back V of the uses [begin, end), whose K was skipped."""
+    if cutlass.const_expr(plan.skips_hidden):
+        for use in cutlass.range(begin, end, unroll=1):
+            wait_full(shared.v, use, plan.v_edge)
+            release(shared.v, use, plan.v_edge)
+
+
 @cute.jit
 def last_product(
-    plan: cutlass.Constexpr, shared: SharedTiles, products: Products, kv_use: cutlass.Int32
+    plan: cutlass.Constexpr,
+    shared: SharedTiles,
+    products: Products,
+    end: Span,
+    consumer: cutlass.Int32,
 ):
     """Add the last tile's P V."""
-    wait_full(shared.v, kv_use, plan.v_edge)
-    issue_output(plan, products, kv_use)
+    wait_full(shared.v, end.last, plan.v_edge)
+    issue_output(plan, products, end.last)
     warpgroup.wait_group(0)
-    release(shared.v, kv_use, plan.v_edge)
+    release(shared.v, end.last, plan.v_edge)
+    skip_k(plan, shared, end.last + 1, end.last + 1 + end.behind, consumer)
+    skip_v(plan, shared, end.last + 1, end.last + 1 + end.behind)
+
+
+@cute.jit
+def next_scores(
+    plan: cutlass.Constexpr,
+    shared: SharedTiles,
+    products: Products,
+    start: Start,
+    consumer: cutlass.Int32,
+):
+    """Leave the first S of the next query tile in flight."""
+    skip_k(plan, shared, start.kv_use - start.before, start.kv_use, consumer)
+    wait_full(shared.q, start.q_use, plan.q_edge)
+    wait_full(shared.k, start.kv_use, plan.k_edge)
+    issue_scores(plan, products, start.q_use, start.kv_use)
 
 
 @cute.jit
@@ -164,23 +226,23 @@ def last_product_and_next_scores(
     plan: cutlass.Constexpr,
     shared: SharedTiles,
     products: Products,
-    q_use: cutlass.Int32,
-    kv_use: cutlass.Int32,
+    end: Span,
+    start: Start,
     consumer: cutlass.Int32,
 ):
-    """Add the last tile's P V, and leave the first S of the next query tile in flight.
-
-    `q_use` and `kv_use` are those of the next tile.
-    """
-    last_use = kv_use - 1
+    """Add the last tile's P V, and leave the first S of the next query tile in flight."""
     if cutlass.const_expr(plan.is_pingpong):
         wait_turn(consumer)
-    wait_full(shared.v, last_use, plan.v_edge)
-    issue_output(plan, products, last_use)
-    wait_full(shared.q, q_use, plan.q_edge)
-    wait_full(shared.k, kv_use, plan.k_edge)
-    issue_scores(plan, products, q_use, kv_use)
-    if cutlass.const_expr(plan.is_pingpong):
+    wait_full(shared.v, end.last, plan.v_edge)
+    issue_output(plan, products, end.last)
+    if cutlass.const_expr(plan.skips_hidden):
         pass_turn(plan, consumer)
+        skip_k(plan, shared, end.last + 1, end.last + 1 + end.behind, consumer)
+        next_scores(plan, shared, products, start, consumer)
+    else:
+        next_scores(plan, shared, products, start, consumer)
+        if cutlass.const_expr(plan.is_pingpong):
+            pass_turn(plan, consumer)
     warpgroup.wait_group(1)
-    release(shared.v, last_use, plan.v_edge)
+    release(shared.v, end.last, plan.v_edge)
+    skip_v(plan, shared, end.last + 1, end.last + 1 + end.behind)
