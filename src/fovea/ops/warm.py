@@ -17,6 +17,7 @@ from torch.nn import Parameter
 from fovea.mods.trace import TracedMod
 from fovea.ops import eager
 from fovea.ops.eager import Call, is_watched
+from fovea.plan.band_calls import as_band_call
 from fovea.plan.integers import NARROW_LIMIT
 from fovea.problem import AttentionProblem, Results
 from fovea.problem.block_masks import KnownLists, recall
@@ -41,16 +42,19 @@ class _Known:
 
     Attributes:
         readers: (0 for the score_mod, 1 for the mask_mod, 2 for the block mask's, its reader).
+        fixed: by the same places, the numbers that a mod must have: those of a mask that became
+            limits of the kernel.
     """
 
-    __slots__ = ("call", "numbers", "readers")
+    __slots__ = ("call", "fixed", "numbers", "readers")
 
     def __init__(
-        self, call: Call, numbers: Numbers, readers: tuple[tuple[int, ModReader], ...]
+        self, call: Call, numbers: Numbers, readers: Readers, fixed: dict[int, Scalars]
     ) -> None:
         self.call = call
         self.numbers = numbers
         self.readers = readers
+        self.fixed = fixed
 
 
 # By `_key`; None, the key of calls that are not looked up, is never there.
@@ -114,7 +118,14 @@ def remember(passed: Passed, problem: AttentionProblem, call: Call) -> None:
             readers.append((place, reader))
     scale = problem.q.shape[-1] ** -0.5
     numbers = (None, scale, NO_SCALARS)
-    known = _Known(call, numbers, tuple(readers))
+    band = as_band_call(problem)
+    kept = (band.score_mod, band.mask_mod, band.block_mask_mod)
+    fixed = {
+        place: mod.scalars
+        for place, mod in enumerate(mods)
+        if mod is not None and kept[place] is None
+    }
+    known = _Known(call, numbers, tuple(readers), fixed)
     if len(_known) >= _LIMIT:
         _known.clear()
     # Without mods one call is all there can be.
@@ -214,7 +225,7 @@ def _read(
             if read is None:
                 break
             if read:
-                if not _are_narrow(read):
+                if not _are_narrow(read) or known.fixed.get(place, read) != read:
                     break
                 changed = list(scalars)
                 changed[place] = read

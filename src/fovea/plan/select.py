@@ -5,17 +5,20 @@ here: what the plans are (`sm90.py`), the checks of user input (`problem/`). Inv
 `unsupported` returns None exactly where `forward_plan` returns a plan.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from fovea.arch import Arch
 from fovea.plan import sm90, sm100
+from fovea.plan.band_calls import as_band_call
 from fovea.plan.features import ForwardFeatures
 from fovea.plan.forward import ForwardPlan
 from fovea.plan.integers import NARROW_LIMIT
 from fovea.problem import AttentionProblem
 from fovea.tiling import split_kv
-from fovea.tiling.bounds import Band, kv_range
+from fovea.tiling.bounds import Band, Side, kv_range, larger, smaller
 from fovea.tiling.split_kv import SplitDemand
 
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -34,6 +37,7 @@ _MAX_SEQLEN = 2**30  # positions and their sums stay in 32 bits
 
 def unsupported(problem: AttentionProblem, arch: Arch) -> str | None:
     """Return what the kernels of an architecture lack for a problem, or None if they take it."""
+    problem = as_band_call(problem)
     return (
         _lacking_dtype(problem)
         or _lacking_head_dim(problem, arch)
@@ -44,6 +48,7 @@ def unsupported(problem: AttentionProblem, arch: Arch) -> str | None:
 
 def forward_plan(problem: AttentionProblem, arch: Arch) -> ForwardPlan:
     """Return the forward plan of a problem that `unsupported` has nothing against."""
+    problem = as_band_call(problem)
     dtype = "bfloat16" if problem.dtype == torch.bfloat16 else "float16"
     head_dim = tile_head_dim(problem, arch)
     features = forward_features(problem)
@@ -111,13 +116,24 @@ def forward_features(problem: AttentionProblem) -> ForwardFeatures:
 
 
 def band_of(problem: AttentionProblem) -> Band:
-    """Return the visible band of a problem's causal and window arguments."""
-    return Band.of(
-        problem.causal,
-        problem.window,
-        seqlen_q=problem.seqlen_q,
-        seqlen_kv=problem.seqlen_kv,
+    """Return the visible band of a problem's causal and window arguments, and of its limits."""
+    seqlen_q, seqlen_kv = problem.seqlen_q, problem.seqlen_kv
+    band = Band.of(problem.causal, problem.window, seqlen_q=seqlen_q, seqlen_kv=seqlen_kv)
+    least, largest = problem.limits
+    return replace(
+        band,
+        left=_nearer(band.left, None if least is None else band.offset - least, problem),
+        right=_nearer(band.right, None if largest is None else largest - band.offset, problem),
     )
+
+
+def _nearer(side: Side, limit: Side, problem: AttentionProblem) -> Side:
+    """Return the tighter of two limits of a side, cut to what any two positions can differ by."""
+    if limit is None:
+        return side
+    widest = problem.seqlen_q + problem.seqlen_kv
+    limit = larger(smaller(limit, widest), -widest)
+    return limit if side is None else smaller(side, limit)
 
 
 def tile_head_dim(problem: AttentionProblem, arch: Arch) -> int:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fovea.tiling.block_lists import BlockLists
+from fovea.tiling.exact_lists import Exactness, exactness
 
 _FIELDS = (
     *("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"),
@@ -25,12 +26,14 @@ _LAYOUT_LIMIT = 4096
 class KnownLists(NamedTuple):
     """Validated lists, their tensors, and a number for all that is not contents.
 
-    Two masks have the same `layout` exactly if shapes, sizes and devices are the same.
+    Two masks have the same `layout` exactly if shapes, sizes and devices are the same, and both or
+    neither are exact.
     """
 
     lists: BlockLists
     tensors: tuple[Tensor | None, ...]
     layout: int
+    exactness: Exactness | None = None  # of lists that say what their mask says
 
 
 class _Entry(NamedTuple):
@@ -70,6 +73,7 @@ def recall(block_mask: object) -> KnownLists | None:
         and len(held) == len(attributes)
         and all(map(operator.is_, held, attributes))
         and indices.shape == shape
+        and (known.exactness is None or known.exactness.holds())
     ):
         return known
     return None
@@ -95,7 +99,7 @@ def _remember(key: int, block_mask: object) -> BlockLists:
         tuple(vars(block_mask).values()),
         mask.kv_indices,
         mask.kv_indices.shape,
-        KnownLists(lists, tensors, _layout_of(lists)),
+        KnownLists(lists, tensors, _layout_of(lists), exactness(lists)),
     )
     return lists
 
@@ -105,7 +109,7 @@ def _layout_of(lists: BlockLists) -> int:
     layout = (
         *(None if t is None else (t.shape, t.stride(), t.device) for t in lists.tensors()),
         *(lists.block_q, lists.block_kv, lists.seqlen_q, lists.seqlen_kv),
-        *(lists.batch, lists.heads),
+        *(lists.batch, lists.heads, exactness(lists) is not None),
     )
     if len(_layouts) >= _LAYOUT_LIMIT:
         _layouts.clear()  # numbers are not used again

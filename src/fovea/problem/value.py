@@ -51,6 +51,8 @@ class AttentionProblem:
     Attributes:
         causal: None, or the corner where the diagonal ends.
         window: keys visible left and right of the diagonal, None = unlimited.
+        limits: least and largest kv_idx - q_idx that is visible, beside causal and window; None =
+            unlimited. Of masks that are bands, see `plan/band_calls.py`.
         softcap, scale: host numbers, or 0-d tensors on the device of q that only a kernel reads.
         has_default_scale: whether scale is 1/sqrt(head_dim), and so no run-time number.
         block_mask_mod: the BlockMask's own mask_mod, skipped on full blocks.
@@ -64,6 +66,7 @@ class AttentionProblem:
     sink: Tensor | None = None
     causal: Causal | None = None
     window: Window = (None, None)
+    limits: Window = (None, None)
     softcap: float | Tensor | None = None
     scale: float | Tensor
     has_default_scale: bool = False

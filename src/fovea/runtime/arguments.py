@@ -17,6 +17,7 @@ from fovea.plan.forward import ForwardPlan
 from fovea.plan.numerics import LOG2_E
 from fovea.plan.select import band_of, num_splits
 from fovea.problem import AttentionProblem, Results, strides_in_order
+from fovea.problem.known_mods import Scalars
 from fovea.problem.parts import NO_SCALARS, Numbers
 from fovea.runtime.stream_memory import StreamMemory
 from fovea.tiling.order import section_heads
@@ -44,6 +45,7 @@ class ForwardLaunch:
         "device",
         "dtype",
         "has_layout_of_q",
+        "has_numbers",
         "has_plain_captures",
         "integers",
         "is_dynamic",
@@ -97,6 +99,8 @@ class ForwardLaunch:
         mods = (problem.score_mod, problem.mask_mod, problem.block_mask_mod)
         captures = [tensor for mod in mods if mod is not None for tensor in mod.captures]
         self.num_captures = len(captures)
+        # Numbers of a mask that became limits are in `integers`.
+        self.has_numbers = [mod is not None for mod in mods]
         self.has_plain_captures = has_plain_captures(problem)
         self.is_paired = tuple(
             paired for mod in mods if mod is not None for paired in read_in_pairs(mod.graph)
@@ -170,11 +174,20 @@ class ForwardLaunch:
             self.integers,
             # None, not an empty tuple: the launcher has no type for nothing.
             self._captures(tensors, memory) if self.num_captures else None,
-            None if scalars is NO_SCALARS else (*scalars[0], *scalars[1], *scalars[2]) or None,
+            None if scalars is NO_SCALARS else self._scalars(scalars),
         )
         if target is not out:
             out.copy_(target[..., : out.shape[-1]])
         return out, lse, max_score
+
+    def _scalars(self, scalars: tuple[Scalars, Scalars, Scalars]) -> tuple[int | float, ...] | None:
+        score, mask, listed = scalars
+        has_score, has_mask, has_listed = self.has_numbers
+        return (
+            *(score if has_score else ()),
+            *(mask if has_mask else ()),
+            *(listed if has_listed else ()),
+        ) or None
 
     def _lists(self, lists: Sequence[Any], order: Tensor | None) -> tuple[Any, ...]:
         assert self.lists is not None

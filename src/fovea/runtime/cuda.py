@@ -17,6 +17,7 @@ from fovea.arch import Arch, arch_of
 from fovea.compile.cache import get_artifact
 from fovea.compile.target import CompileTarget, native_host_triple
 from fovea.compile.variant import ForwardVariant
+from fovea.plan.band_calls import as_band_call
 from fovea.plan.forward import ForwardPlan
 from fovea.plan.select import forward_plan, needs_wide_integers
 from fovea.problem import AttentionProblem, ForwardResult
@@ -71,6 +72,7 @@ def _launch(problem: AttentionProblem, memory_of: MemoryOf | None = None) -> For
     """Return the launch of problems like this one, None where they need no kernel."""
     if is_trivial(problem):
         return None
+    problem = as_band_call(problem)
     key = (*_key(problem), memory_of)
     found = _launches.get(key)
     if found is None:
@@ -107,7 +109,7 @@ def _key(problem: AttentionProblem) -> tuple[Hashable, ...]:
     mods = (problem.score_mod, problem.mask_mod, problem.block_mask_mod)
     return (
         *(q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, q.device),
-        *(problem.causal, problem.window, problem.wants_max_score),
+        *(problem.causal, problem.window, problem.limits, problem.wants_max_score),
         *(problem.softcap is None, problem.sink is None, problem.scale > 0),
         *(None if mod is None else mod.graph for mod in mods),
         mods != (None, None, None) and (needs_wide_integers(problem), has_plain_captures(problem)),

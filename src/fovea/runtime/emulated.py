@@ -15,6 +15,7 @@ from fovea.compile.cache import get_artifact
 from fovea.compile.target import CompileTarget, native_host_triple
 from fovea.compile.variant import ForwardVariant
 from fovea.emulator import Options, Result
+from fovea.plan.band_calls import as_band_call
 from fovea.plan.forward import ForwardPlan
 from fovea.plan.select import forward_plan
 from fovea.problem import AttentionProblem, ForwardResult
@@ -52,6 +53,8 @@ def emulate(
     trivial = trivial_forward(problem)
     if trivial is not None:
         return trivial, ()
+    numbers, tensors = numbers_of(problem), tensors_of(problem)
+    problem = as_band_call(problem)
     plan = forward_plan(problem, arch)
     run = _launcher(plan, arch, options)
     results: list[Result] = []
@@ -62,7 +65,7 @@ def emulate(
         lambda *arguments: results.extend(run(*arguments)),
         splits=splits,
     )
-    out, lse, max_score = launch(tensors_of(problem), numbers_of(problem))
+    out, lse, max_score = launch(tensors, numbers)
     return ForwardResult(out, cast(Tensor, lse), max_score), tuple(results)
 
 

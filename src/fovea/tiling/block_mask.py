@@ -19,6 +19,7 @@ from fovea.mods.gathers import check_reach, direct_gathers, places
 from fovea.mods.trace import TracedMod, trace_mask_mod
 from fovea.tiling.block_lists import BlockLists
 from fovea.tiling.block_states import BlockGrid, Boxes, block_states
+from fovea.tiling.exact_lists import record
 from fovea.tiling.mask_intervals import MaskIntervals
 
 if TYPE_CHECKING:
@@ -116,7 +117,9 @@ def _build(
             block_q=block_q,
             block_kv=block_kv,
         )
-    return lists.expanded(batch, heads).to_torch(mask_mod)
+    lists = lists.expanded(batch, heads)
+    record(lists, mask)
+    return lists.to_torch(mask_mod)
 
 
 def _check_gathers(mask: TracedMod, sizes: tuple[int, int, int, int]) -> None:

@@ -1,0 +1,47 @@
+"""Calls whose masks are a band beside the diagonal, as calls without those masks.
+
+Lives here: the step from a mask_mod or block mask that says "causal" or "window" to limits, which
+cost a kernel two comparisons a row instead of a function a score, and let it choose its tiles
+freely. Not here: the reading of masks (`mods/bands.py`), which lists are exact
+(`tiling/exact_lists.py`). Invariant: the same keys are visible; block lists that fovea did not make
+from their mask itself are always honoured.
+"""
+
+from dataclasses import replace
+
+from fovea.mods.bands import band_of_mask
+from fovea.mods.trace import TracedMod
+from fovea.problem import AttentionProblem
+from fovea.problem.value import Window
+from fovea.tiling.exact_lists import is_exact
+
+
+def as_band_call(problem: AttentionProblem) -> AttentionProblem:
+    """Return the same call with masks that are bands as limits; the problem itself without any.
+
+    In packed calls positions count from each sequence's start, while a bottom-right diagonal
+    differs between them: those stay as they are.
+    """
+    if problem.varlen is not None:
+        return problem
+    mask_mod, limits = _without(problem.mask_mod, problem.limits)
+    lists, listed_mod = problem.block_lists, problem.block_mask_mod
+    if lists is not None and listed_mod is not None and is_exact(lists, listed_mod):
+        listed_mod, limits = _without(listed_mod, limits)
+        lists = lists if listed_mod is not None else None
+    if mask_mod is problem.mask_mod and lists is problem.block_lists:
+        return problem
+    return replace(
+        problem, mask_mod=mask_mod, block_lists=lists, block_mask_mod=listed_mod, limits=limits
+    )
+
+
+def _without(mask: TracedMod | None, limits: Window) -> tuple[TracedMod | None, Window]:
+    """Return (None, limits with those of the mask) for a band, else both as they are."""
+    band = None if mask is None else band_of_mask(mask.graph)
+    if mask is None or band is None:
+        return mask, limits
+    least, largest = band.limits(mask.scalars)
+    above = [limit for limit in (limits[0], least) if limit is not None]
+    below = [limit for limit in (limits[1], largest) if limit is not None]
+    return None, (max(above, default=None), min(below, default=None))
