@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import fovea
+from fovea import mods
 from fovea.arch import SM90
 from fovea.plan.select import FEW_QUERIES, forward_plan, num_splits
 from fovea.problem import Request, make_dense
@@ -27,7 +28,7 @@ def test_heads_are_packed_for_few_queries_alone():
 
 
 def test_heads_of_block_lists_are_not_packed():
-    mask = fovea.create_block_mask(lambda b, h, i, j: i >= j, None, None, 1, 1000, "cpu")
+    mask = fovea.create_block_mask(mods.prefix_lm(9), None, None, 1, 1000, "cpu")
     q = torch.empty(1, 1, 4, 128, dtype=torch.bfloat16)
     k = torch.empty(1, 1000, 4, 128, dtype=torch.bfloat16)
     problem = make_dense(q, k, k, Request(block_mask=mask))
