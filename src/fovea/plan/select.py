@@ -57,8 +57,13 @@ def forward_plan(problem: AttentionProblem, arch: Arch) -> ForwardPlan:
             return sm90.make_packed_plan(dtype, head_dim, features)
         is_short = problem.seqlen_kv <= SHORT_SEQLEN
         return sm90.make_forward_plan(dtype, head_dim, features, is_short=is_short)
+    lists = problem.block_lists
     return sm100.make_forward_plan(
-        dtype, head_dim, features, software_columns=sm100.SOFTWARE_COLUMNS[arch.name]
+        dtype,
+        head_dim,
+        features,
+        software_columns=sm100.SOFTWARE_COLUMNS[arch.name],
+        splits_keys=lists is not None and lists.block_q % sm100.TILE_M != 0,
     )
 
 
@@ -193,7 +198,7 @@ def _lacking_blocks(problem: AttentionProblem, arch: Arch) -> str | None:
     if arch.name == "sm90":
         tile_m, tile_n, *_ = sm90.forward_tile(head_dim, features, is_short=False)
     else:
-        tile_m, tile_n = sm100.TILE_M, sm100.forward_tile(head_dim).tile_n
+        tile_m, tile_n = sm100.STREAM_ROWS, sm100.forward_tile(head_dim).tile_n
     if lists.block_q % tile_m == 0 and lists.block_kv % tile_n == 0:
         return None
     return (

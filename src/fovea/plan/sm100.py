@@ -24,7 +24,6 @@ ELEMENT_BYTES = 2
 CHUNK_COLUMNS = 32  # columns of S that a thread holds at a time
 WORK_WORDS_LIMIT = 32  # 32-bit words of an announcement, at most
 WORK_STAGES = 2  # query tiles announced ahead: one being computed, one being loaded
-STATISTICS = 2  # numbers of a row that the softmax hands to the epilogue: sum and reference
 
 # Registers per thread by role; four warpgroups of 128 on average. A softmax thread holds a whole
 # row of S (128) where it looks for the maximum, the epilogue two chunks of O.
@@ -69,8 +68,8 @@ class TensorRegion:
 class ForwardPlan:
     """A forward kernel for sm_100a as data.
 
-    A CTA owns two streams of 128 query rows. A thread of a softmax warpgroup owns one row of S and
-    P in tensor memory, an epilogue thread the same row of O.
+    A CTA has two streams of products, each with 128 rows in tensor memory. A thread of a softmax
+    warpgroup owns one row of S and P, an epilogue thread the same row of O.
     """
 
     dtype: Literal["bfloat16", "float16"]
@@ -82,6 +81,9 @@ class ForwardPlan:
     # row's bits never depend on what kind of tile it meets.
     software_columns: int
     p_parts: tuple[int, ...]  # columns of P handed to the tensor cores at a time
+    # The streams share 128 query rows and take their KV tiles in turn, where a query tile of 256
+    # rows would not do; else each has 128 rows and every KV tile.
+    splits_keys: bool = False
     features: ForwardFeatures = field(default_factory=ForwardFeatures)
 
     def __post_init__(self) -> None:
@@ -98,7 +100,7 @@ class ForwardPlan:
     @property
     def tile_m(self) -> int:
         """Query rows of the CTA."""
-        return TILE_M
+        return STREAM_ROWS if self.splits_keys else TILE_M
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -135,8 +137,10 @@ class ForwardPlan:
 
     @property
     def q_edge(self) -> Edge:
-        """Q, a stage a stream; freed by the commit of its last product."""
-        return self._tma_edge("q", STREAMS, STREAM_ROWS * self.head_dim)
+        """Q, a stage a stream (or, if they share it, a query tile); its last product frees it."""
+        # Where the streams' maxima have to meet in the epilogue, shared memory is short.
+        stages = 1 if self.joins_maxima else STREAMS
+        return self._tma_edge("q", stages, STREAM_ROWS * self.head_dim)
 
     @property
     def k_edge(self) -> Edge:
@@ -238,12 +242,22 @@ class ForwardPlan:
         return self.column(region, 1) - self.column(region, 0)
 
     @property
+    def joins_maxima(self) -> bool:
+        """True where a row's maximum is the larger one of two streams."""
+        return self.splits_keys and self.features.max_score
+
+    @property
+    def statistics(self) -> int:
+        """Numbers of a row that the softmax hands to the epilogue: sum, reference, maximum."""
+        return 3 if self.joins_maxima else 2
+
+    @property
     def control_bytes(self) -> int:
         """Shared memory of barriers, announcements, row statistics, flags and one address."""
         return (
             self.num_barriers * BARRIER_BYTES
             + WORK_STAGES * WORK_WORDS_LIMIT * 4
-            + STATISTICS * self.tile_m * 4
+            + self.statistics * TILE_M * 4
             + WORK_STAGES * self.tile_m  # one flag per row: redo it
             + 16  # where the allocator of tensor memory writes
         )
@@ -304,7 +318,8 @@ class ForwardPlan:
         return (
             f"sm100 forward {self.dtype} tile {self.tile_m}x{self.tile_n} head_dim {self.head_dim} "
             f"head_dim_v {self.head_dim_v} kv_stages {self.kv_stages} "
-            f"software_columns {self.software_columns} p_parts {self.p_parts}\n"
+            f"software_columns {self.software_columns} p_parts {self.p_parts} "
+            f"splits_keys {self.splits_keys}\n"
             f"{self.features.key_text()}"
         )
 
@@ -354,6 +369,7 @@ def make_forward_plan(
     features: ForwardFeatures,
     *,
     software_columns: int,
+    splits_keys: bool = False,
 ) -> ForwardPlan:
     """Return the plan of a variant."""
     return ForwardPlan(
@@ -361,6 +377,7 @@ def make_forward_plan(
         head_dim=head_dim,
         head_dim_v=head_dim,
         software_columns=software_columns,
+        splits_keys=splits_keys,
         features=features,
         **forward_tile(head_dim)._asdict(),
     )

@@ -56,8 +56,9 @@ class Outputs(NamedTuple):
 class SharedTiles(NamedTuple):
     """Memory of the CTA: tiles with their stages last, and the barriers that guard them.
 
-    `statistics` is (STATISTICS, streams, rows): a row's sum and reference, from the softmax to the
-    epilogue. `tensor_memory` is the address of the first column, known once it is allocated.
+    `statistics` is (plan.statistics, streams, rows): a row's sum, reference and, if the plan joins
+    maxima, maximum, from the softmax to the epilogue. `tensor_memory` is the address of the first
+    column, known once it is allocated.
     """
 
     sQ: cute.Tensor

@@ -16,10 +16,12 @@ from cutlass.cute.nvgpu import cpasync
 from fovea.kernels.device.kv_walk import Walk
 from fovea.kernels.device.pipeline import stage_of
 from fovea.kernels.device.ptx import pack_pair
+from fovea.kernels.device.softmax import finite_reference
 from fovea.kernels.device.values import is_in_all_lanes, select
 from fovea.kernels.device.work import STOP, Work, demand_redo, receive, release_work
 from fovea.kernels.sm100 import tmem
 from fovea.kernels.sm100.forward.arguments import Outputs, Problem, SharedTiles
+from fovea.kernels.sm100.forward.rows import larger
 from fovea.kernels.sm100.signals import tell, wait
 from fovea.kernels.sm100.umma import element_type
 from fovea.plan.numerics import LN_2, LOG2_E, OPTIMISTIC_SUM_LIMIT
@@ -32,19 +34,32 @@ _BLOCK_COLUMNS = 64  # of sO: 128 bytes, the swizzle's width
 
 
 class _Row(NamedTuple):
-    """Where one stream's row of a query tile goes, and its numbers."""
+    """One row of a query tile: where it goes, its numbers, and what O of each stream weighs in it.
+
+    The parts are those streams that have a share in the row: one, or, if they split the keys, both.
+    """
 
     walk: Walk
     q_idx: cutlass.Int32
     thread: cutlass.Int32
     warp: cutlass.Int32  # in this warpgroup
-    stream: cutlass.Int32
-    o: cutlass.Int32  # address in tensor memory, of this warp's lanes
+    tile: cutlass.Int32  # which 128 rows of the query tile
     flag: cutlass.Int32  # index of the row's flag
-    row_sum: cutlass.Float32
-    inverse: cutlass.Float32
     lse: cutlass.Float32
-    is_dead: cutlass.Boolean
+    total: cutlass.Float32  # of the parts' sums, each relative to its own reference
+    parts: tuple  # of _Part
+
+
+class _Part(NamedTuple):
+    """What a stream has of a row."""
+
+    stream: cutlass.Int32 | int
+    o: cutlass.Int32  # address in tensor memory, of this warp's lanes
+    row_sum: cutlass.Float32
+    reference: cutlass.Float32
+    row_max: cutlass.Float32  # where the plan joins maxima
+    weight: cutlass.Float32  # of O in the output
+    is_dead: cutlass.Boolean  # no key seen: O may hold anything
 
 
 @cute.jit
@@ -59,8 +74,16 @@ def run(plan: cutlass.Constexpr, problem: Problem, outputs: Outputs, shared: Sha
     work = receive(shared.work, use, plan.work_edge)
     while is_in_all_lanes(work.tile_number != STOP):
         if is_in_all_lanes(work.tile_number >= 0):
-            for stream in cutlass.range(STREAMS, unroll=1):
-                _stream(plan, problem, outputs, shared, work, use, item, stream)
+            if cutlass.const_expr(plan.splits_keys):
+                parts = (
+                    _take(plan, shared, item, cutlass.Int32(0)),
+                    _take(plan, shared, item, cutlass.Int32(1)),
+                )
+                _rows(plan, problem, outputs, shared, work, use, cutlass.Int32(0), parts)
+            else:
+                for stream in cutlass.range(STREAMS, unroll=1):
+                    parts = (_take(plan, shared, item, stream),)
+                    _rows(plan, problem, outputs, shared, work, use, stream, parts)
             item += 1
         release_work(shared.work, use, plan.work_edge)
         use += 1
@@ -69,46 +92,61 @@ def run(plan: cutlass.Constexpr, problem: Problem, outputs: Outputs, shared: Sha
     cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
-@cute.jit
-def _stream(
-    plan: cutlass.Constexpr,
-    problem: Problem,
-    outputs: Outputs,
-    shared: SharedTiles,
-    work: Work,
-    use: cutlass.Int32,
-    item: cutlass.Int32,
-    stream: cutlass.Int32,
-):
-    """Write one stream's part of a query tile."""
-    walk = work.walk
+def _take(plan, shared: SharedTiles, item: cutlass.Int32, stream: cutlass.Int32) -> _Part:
+    """Wait for a stream's results; return its part of this thread's row."""
     signals = shared.signals
     thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
     wait(signals.statistics_full + stream, item)
     row_sum = shared.statistics[0, stream, thread]
     reference = shared.statistics[1, stream, thread]
+    row_max = shared.statistics[2, stream, thread] if plan.joins_maxima else reference
     tell(signals.statistics_empty + stream)
-    inverse, lse, is_dead = _row_numbers(plan, outputs, walk, row_sum, reference)
-    in_tile = stream * STREAM_ROWS + thread
+    wait(signals.o_full + stream, item)
+    tmem.after_wait()
+    address = tmem.warp_rows(shared.tensor_memory, warp)
+    return _Part(
+        stream=stream,
+        o=address + plan.column("o") + stream * plan.stride("o"),
+        row_sum=row_sum,
+        reference=reference,
+        row_max=row_max,
+        weight=cutlass.Float32(1.0),
+        # The largest term of a row with keys is at least 2^-LAZY_RESCALE_LOG2.
+        is_dead=row_sum == 0.0,
+    )
+
+
+@cute.jit
+def _rows(
+    plan: cutlass.Constexpr,
+    problem: Problem,
+    outputs: Outputs,
+    shared: SharedTiles,
+    work: Work,
+    use: cutlass.Int32,
+    tile: cutlass.Int32,
+    parts: tuple,
+):
+    """Write 128 rows of a query tile."""
+    walk = work.walk
+    thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
+    in_tile = tile * STREAM_ROWS + thread
     slot = stage_of(use, plan.work_edge)
     flag_slot = select(work.is_redo == 0, slot, work.is_redo - 1)
-    address = tmem.warp_rows(shared.tensor_memory, warp)
+    lse, total, weighed = _weigh(plan, outputs, walk, parts)
     row = _Row(
         walk=walk,
         q_idx=walk.m_idx * plan.tile_m + in_tile,
         thread=thread,
         warp=warp,
-        stream=stream,
-        o=address + plan.column("o") + stream * plan.stride("o"),
+        tile=tile,
         flag=flag_slot * plan.tile_m + in_tile,
-        row_sum=row_sum,
-        inverse=inverse,
         lse=lse,
-        is_dead=is_dead,
+        total=total,
+        parts=weighed,
     )
-    wait(signals.o_full + stream, item)
-    tmem.after_wait()
     if cutlass.const_expr(plan.is_optimistic):
         if work.is_redo == 0:
             doubt = _write_tile(plan, outputs, shared, row)
@@ -119,30 +157,46 @@ def _stream(
         _write_tile(plan, outputs, shared, row)
 
 
-@cute.jit
-def _row_numbers(
-    plan: cutlass.Constexpr,
-    outputs: Outputs,
-    walk: Walk,
-    row_sum: cutlass.Float32,
-    reference: cutlass.Float32,
-):
-    """Return what O is multiplied by, lse, and whether the row saw no key."""
-    # The largest term of a row with keys is at least 2^-LAZY_RESCALE_LOG2.
-    is_dead = row_sum == 0.0
-    factor = cutlass.Float32(1.0)
-    if cutlass.const_expr(plan.features.sink):
-        # The sink joins the reference, or 2^(sink - reference) could overflow.
+def _weigh(plan, outputs: Outputs, walk: Walk, parts: tuple) -> tuple:
+    """Return lse, the sum of the parts' sums, and the parts with their weights.
+
+    Several parts, and a sink, meet at the largest of their references, or a power could overflow.
+    """
+    minus_inf, zero = cutlass.Float32(-cutlass.Float32.inf), cutlass.Float32(0.0)
+    is_dead = parts[0].is_dead
+    for part in parts[1:]:
+        is_dead = is_dead & part.is_dead
+    joined = parts[0].reference
+    sink_log2 = None
+    if plan.features.sink:
         sink_log2 = outputs.mSink[walk.head].to(cutlass.Float32) * LOG2_E
-        joined = select(is_dead, sink_log2, cute.arch.fmax(reference, sink_log2))
-        factor = cute.math.exp2(reference - joined, fastmath=True)
-        row_sum = row_sum * factor + cute.math.exp2(sink_log2 - joined, fastmath=True)
-        reference = joined
-    inverse = factor * cute.arch.rcp_approx(row_sum)
-    lse = (reference + cute.math.log2(row_sum, fastmath=True)) * LN_2
-    if cutlass.const_expr(not plan.features.sink):
-        lse = select(is_dead, cutlass.Float32(-cutlass.Float32.inf), lse)
-    return inverse, lse, is_dead
+    if plan.features.sink or len(parts) > 1:
+        joined = minus_inf if sink_log2 is None else sink_log2
+        for part in parts:
+            # A reference of NaN passes the maximum by; its own power brings it back.
+            own = select(part.is_dead, minus_inf, part.reference)
+            joined = cute.arch.fmax(joined, own)
+        joined = finite_reference(joined)
+    row_sum, total = zero, zero
+    powers = []
+    for part in parts:
+        power = cutlass.Float32(1.0)
+        if plan.features.sink or len(parts) > 1:
+            power = cute.math.exp2(part.reference - joined, fastmath=True)
+            power = select(part.is_dead, zero, power)
+        powers.append(power)
+        row_sum = row_sum + part.row_sum * power
+        total = total + part.row_sum
+    if sink_log2 is not None:
+        row_sum = row_sum + cute.math.exp2(sink_log2 - joined, fastmath=True)
+    inverse = cute.arch.rcp_approx(row_sum)
+    lse = (joined + cute.math.log2(row_sum, fastmath=True)) * LN_2
+    if sink_log2 is None:
+        lse = select(is_dead, minus_inf, lse)
+    weighed = tuple(
+        part._replace(weight=power * inverse) for part, power in zip(parts, powers, strict=True)
+    )
+    return lse, total, weighed
 
 
 @cute.jit
@@ -157,15 +211,10 @@ def _write_tile(plan: cutlass.Constexpr, outputs: Outputs, shared: SharedTiles, 
     _warpgroup_barrier()
     doubt = [cutlass.Float32(0.0), cutlass.Float32(0.0)]
     for first in cutlass.range_constexpr(0, plan.head_dim_v, CHUNK_COLUMNS):
-        values = tmem.load(row.o + first, CHUNK_COLUMNS)
-        if cutlass.const_expr(plan.is_optimistic):
-            for index in cutlass.range_constexpr(len(values)):
-                # 0 * o is NaN where o is infinite or NaN, and 0 elsewhere.
-                doubt[index % 2] = cute.math.fma(
-                    values[index], cutlass.Float32(0.0), doubt[index % 2]
-                )
-        _stage(plan, shared, row, first, _normalised(values, row))
-    tell(shared.signals.o_empty + row.stream)
+        values, doubt = _chunk(plan, row, first, doubt)
+        _stage(plan, shared, row, first, values)
+    for part in row.parts:
+        tell(shared.signals.o_empty + part.stream)
     # The copy engine reads through the async proxy what was stored through the generic one.
     cute.arch.fence_view_async_shared()
     _warpgroup_barrier()
@@ -173,13 +222,34 @@ def _write_tile(plan: cutlass.Constexpr, outputs: Outputs, shared: SharedTiles, 
         _send(plan, outputs, shared, row)
     if row.q_idx < outputs.mLSE.shape[2]:
         outputs.mLSE[row.walk.batch, row.walk.head, row.q_idx] = row.lse
+        if cutlass.const_expr(plan.joins_maxima):
+            row_max = larger(row.parts[0].row_max, row.parts[1].row_max)
+            outputs.mMaxScore[row.walk.batch, row.walk.head, row.q_idx] = row_max
     return doubt[0] + doubt[1]
 
 
-def _normalised(values: list[cutlass.Float32], row: _Row) -> list[cutlass.Float32]:
-    """Return a chunk of O divided by the row's sum; a row without keys is written as 0."""
+def _chunk(
+    plan, row: _Row, first: int, doubt: list[cutlass.Float32]
+) -> tuple[list[cutlass.Float32], list[cutlass.Float32]]:
+    """Return a chunk of the output, and `doubt` made NaN where O is not finite.
+
+    A row without keys is written as 0, whatever O holds.
+    """
     zero = cutlass.Float32(0.0)
-    return [select(row.is_dead, zero, value * row.inverse) for value in values]
+    doubt = list(doubt)
+    result: list[cutlass.Float32] = []
+    for part in row.parts:
+        values = tmem.load(part.o + first, CHUNK_COLUMNS)
+        for index, value in enumerate(values):
+            if plan.is_optimistic:
+                # 0 * o is NaN where o is infinite or NaN, and 0 elsewhere.
+                doubt[index % 2] = cute.math.fma(value, zero, doubt[index % 2])
+            term = select(part.is_dead, zero, value * part.weight)
+            if len(result) < len(values):
+                result.append(term)
+            else:
+                result[index] = result[index] + term
+    return result, doubt
 
 
 def _stage(plan, shared: SharedTiles, row: _Row, first: int, values: list[cutlass.Float32]) -> None:
@@ -208,7 +278,7 @@ def _send(plan, outputs: Outputs, shared: SharedTiles, row: _Row) -> None:
     gO = cute.local_tile(
         outputs.mO[None, None, row.walk.head, row.walk.batch],
         (STREAM_ROWS, plan.head_dim_v),
-        (row.walk.m_idx * STREAMS + row.stream, 0),
+        (row.walk.m_idx * (plan.tile_m // STREAM_ROWS) + row.tile, 0),
     )
     tOsO, tOgO = cpasync.tma_partition(
         outputs.atom_o,
@@ -234,7 +304,7 @@ def _judge(
 
     Its reference is one of its own scores, so its largest term is not small: it can only overflow.
     """
-    fits = row.row_sum + doubt < OPTIMISTIC_SUM_LIMIT  # false for NaN
+    fits = row.total + doubt < OPTIMISTIC_SUM_LIMIT  # false for NaN
     # Rows past the end are never stored, so whatever became of them is right.
     is_bad = (fits ^ cutlass.Boolean(True)) & (row.q_idx < problem.band.seqlen_q)
     shared.work.flags[row.flag] = cutlass.Uint8(is_bad)
@@ -259,9 +329,10 @@ def _write_rows(plan: cutlass.Constexpr, outputs: Outputs, shared: SharedTiles, 
     if is_flagged:
         outputs.mLSE[walk.batch, walk.head, row.q_idx] = row.lse
     for first in cutlass.range_constexpr(0, plan.head_dim_v, CHUNK_COLUMNS):
-        values = _normalised(tmem.load(row.o + first, CHUNK_COLUMNS), row)
+        values, _ = _chunk(plan, row, first, [cutlass.Float32(0.0)] * 2)
         _write_elements(plan, outputs, row, first, values, is_flagged, columns)
-    tell(shared.signals.o_empty + row.stream)
+    for part in row.parts:
+        tell(shared.signals.o_empty + part.stream)
 
 
 @cute.jit

@@ -29,10 +29,10 @@ from fovea.plan.sm100 import (
     LOAD_WARP,
     MMA_WARP,
     SHARED_ALIGNMENT,
-    STATISTICS,
     STREAM_ROWS,
     STREAMS,
     TENSOR_COLUMNS,
+    TILE_M,
     WORK_STAGES,
     WORK_WORDS_LIMIT,
     ForwardPlan,
@@ -52,7 +52,7 @@ def make_layouts(plan: ForwardPlan) -> Layouts:
     """Return the shared-memory layouts that a plan asks for."""
     dtype = element_type(plan)
     return Layouts(
-        q=row_major_layout(dtype, STREAM_ROWS, plan.head_dim, STREAMS),
+        q=row_major_layout(dtype, STREAM_ROWS, plan.head_dim, plan.q_edge.stages),
         k=row_major_layout(dtype, plan.tile_n, plan.head_dim, plan.kv_stages),
         v=transposed_layout(dtype, plan.head_dim_v, plan.tile_n, plan.kv_stages),
         o=row_major_layout(dtype, STREAM_ROWS, plan.head_dim_v, 1),
@@ -216,7 +216,7 @@ class ForwardKernel:
         statistics = smem.allocate_tensor(
             cutlass.Float32,
             cute.make_layout(
-                (STATISTICS, STREAMS, STREAM_ROWS), stride=(plan.tile_m, STREAM_ROWS, 1)
+                (plan.statistics, STREAMS, STREAM_ROWS), stride=(TILE_M, STREAM_ROWS, 1)
             ),
         )
         flags = smem.allocate_tensor(cutlass.Uint8, cute.make_layout(WORK_STAGES * plan.tile_m))

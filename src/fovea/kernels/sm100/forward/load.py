@@ -122,21 +122,26 @@ def _load_tile(
     item: cutlass.Int32,
     kv_use: cutlass.Int32,
 ):
-    """Load one query tile and the KV tiles it visits, in the order of the products."""
+    """Load one query tile and the KV tiles it visits, in the order of the products.
+
+    K runs ahead of V by as many tiles as are multiplied with Q before the first product with V.
+    """
     views = _views(plan, problem, tma, shared, walk)
-    n_idx = kv_tile(walk, cutlass.Int32(0), problem.block_lists, plan)
-    _load_q(plan, tma, shared, views, item, 0)
-    _fill(plan.k_edge, shared.k, tma.atom_k, views.tKgK[None, n_idx], views.tKsK, kv_use)
-    _load_q(plan, tma, shared, views, item, 1)
-    # K runs one tile ahead of V, as the products that need them do.
-    for visit in cutlass.range(1, walk.visits, unroll=1):
-        use = kv_use + visit
-        next_idx = kv_tile(walk, visit, problem.block_lists, plan)
-        _fill(plan.k_edge, shared.k, tma.atom_k, views.tKgK[None, next_idx], views.tKsK, use)
-        _fill(plan.v_edge, shared.v, tma.atom_v, views.tVgV[None, n_idx], views.tVsV, use - 1)
-        n_idx = next_idx
-    last = kv_use + walk.visits - 1
-    _fill(plan.v_edge, shared.v, tma.atom_v, views.tVgV[None, n_idx], views.tVsV, last)
+    ahead = STREAMS if plan.splits_keys else 1
+    for index in cutlass.range(walk.visits + ahead, unroll=1):
+        if index == 0:
+            _load_q(plan, tma, shared, views, item, 0)
+        if index < walk.visits:
+            use = kv_use + index
+            n_idx = kv_tile(walk, index, problem.block_lists, plan)
+            _fill(plan.k_edge, shared.k, tma.atom_k, views.tKgK[None, n_idx], views.tKsK, use)
+        if cutlass.const_expr(not plan.splits_keys):
+            if index == 0:
+                _load_q(plan, tma, shared, views, item, 1)
+        if index >= ahead:
+            use = kv_use + index - ahead
+            n_idx = kv_tile(walk, index - ahead, problem.block_lists, plan)
+            _fill(plan.v_edge, shared.v, tma.atom_v, views.tVgV[None, n_idx], views.tVsV, use)
 
 
 @cute.jit
@@ -148,8 +153,8 @@ def _load_q(
     item: cutlass.Int32,
     stream: cutlass.Constexpr,
 ):
-    """Load Q of one stream."""
-    use = STREAMS * item + stream
+    """Load Q of one stream, or of both."""
+    use = item if plan.splits_keys else STREAMS * item + stream
     _fill(plan.q_edge, shared.q, tma.atom_q, views.tQgQ[None, stream], views.tQsQ, use)
 
 
@@ -179,7 +184,7 @@ def _views(
     gQ = cute.local_tile(
         tma.mQ[None, None, walk.head, walk.batch], (STREAM_ROWS, plan.head_dim), (None, 0)
     )
-    gQ = cute.domain_offset((0, 0, walk.m_idx * STREAMS), gQ)
+    gQ = cute.domain_offset((0, 0, walk.m_idx * (plan.tile_m // STREAM_ROWS)), gQ)
     gK = cute.local_tile(
         tma.mK[None, None, kv_head, walk.batch], (plan.tile_n, plan.head_dim), (None, 0)
     )

@@ -16,6 +16,7 @@ from fovea.kernels.device.values import is_in_all_lanes, select
 from fovea.kernels.device.work import STOP, receive, release_work
 from fovea.kernels.sm100 import tmem
 from fovea.kernels.sm100.forward.arguments import SharedTiles
+from fovea.kernels.sm100.forward.streams import stream_visit, stream_visits
 from fovea.kernels.sm100.signals import wait, wait_before
 from fovea.kernels.sm100.umma import (
     commit,
@@ -40,6 +41,15 @@ class _Starts(NamedTuple):
     v: cutlass.Int32
 
 
+class _Place(NamedTuple):
+    """How far this role has come: query tiles, KV tiles, and each stream's own KV tiles."""
+
+    item: cutlass.Int32
+    kv_use: cutlass.Int32
+    time0: cutlass.Int32
+    time1: cutlass.Int32
+
+
 @cute.jit
 def run(plan: cutlass.Constexpr, shared: SharedTiles):
     """Issue the products of every tile that this CTA works on.
@@ -52,21 +62,25 @@ def run(plan: cutlass.Constexpr, shared: SharedTiles):
         descriptor_start(shared.sK.iterator),
         descriptor_start(shared.sV.iterator),
     )
+    place = _Place(*(cutlass.Int32(0) for _ in _Place._fields))
     use = cutlass.Int32(0)
-    kv_use = cutlass.Int32(0)
-    item = cutlass.Int32(0)
     work = receive(shared.work, use, plan.work_edge)
     while is_in_all_lanes(work.tile_number != STOP):
         if is_in_all_lanes(work.tile_number >= 0):
-            _query_tile(plan, shared, starts, item, kv_use, work.walk.visits)
-            kv_use += work.walk.visits
-            item += 1
+            visits = work.walk.visits
+            _query_tile(plan, shared, starts, place, visits)
+            place = _Place(
+                place.item + 1,
+                place.kv_use + visits,
+                place.time0 + stream_visits(plan, visits, 0),
+                place.time1 + stream_visits(plan, visits, 1),
+            )
         release_work(shared.work, use, plan.work_edge)
         use += 1
         work = receive(shared.work, use, plan.work_edge)
     # The last O has been read: nobody needs tensor memory any more.
     for stream in cutlass.range_constexpr(STREAMS):
-        wait_before(shared.signals.o_empty + stream, item)
+        wait_before(shared.signals.o_empty + stream, place.item)
 
 
 @cute.jit
@@ -74,29 +88,22 @@ def _query_tile(
     plan: cutlass.Constexpr,
     shared: SharedTiles,
     starts: _Starts,
-    item: cutlass.Int32,
-    kv_use: cutlass.Int32,
+    place: _Place,
     visits: cutlass.Int32,
 ):
     """Issue all products of one query tile."""
-    wait_full(shared.k, kv_use, plan.k_edge)
     for stream in cutlass.range_constexpr(STREAMS):
-        wait_full(shared.q, STREAMS * item + stream, plan.q_edge)
-        _scores(plan, shared, starts, kv_use, visits == 1, stream)
-    for visit in cutlass.range(visits, unroll=1):
-        use = kv_use + visit
-        wait_full(shared.v, use, plan.v_edge)
+        if cutlass.const_expr(not plan.splits_keys):
+            wait_full(shared.q, STREAMS * place.item + stream, plan.q_edge)
+        elif cutlass.const_expr(stream == 0):
+            wait_full(shared.q, place.item, plan.q_edge)
+        _scores(plan, shared, starts, place, visits, cutlass.Int32(0), stream)
+    for index in cutlass.range(stream_visits(plan, visits, 0), unroll=1):
         for stream in cutlass.range_constexpr(STREAMS):
-            if visit == 0:
-                wait_before(shared.signals.o_empty + stream, item)
-            _output(plan, shared, starts, use, visit > 0, stream)
-            if visit + 1 < visits:
-                if cutlass.const_expr(stream == 0):
-                    wait_full(shared.k, use + 1, plan.k_edge)
-                _scores(plan, shared, starts, use + 1, visit + 2 == visits, stream)
-            else:
-                with cute.arch.elect_one():
-                    commit(shared.signals.o_full + stream)
+            if index == 0:
+                wait_before(shared.signals.o_empty + stream, place.item)
+            _output(plan, shared, starts, place, visits, index, stream)
+            _scores(plan, shared, starts, place, visits, index + 1, stream)
 
 
 @cute.jit
@@ -104,31 +111,39 @@ def _scores(
     plan: cutlass.Constexpr,
     shared: SharedTiles,
     starts: _Starts,
-    use: cutlass.Int32,
-    is_last: cutlass.Boolean,
+    place: _Place,
+    visits: cutlass.Int32,
+    index: cutlass.Int32,
     stream: cutlass.Constexpr,
 ):
-    """Issue S of one stream, its K and Q waited for.
+    """Issue S of a stream's index-th KV tile, if there is one.
 
-    Signals: s_full; k_empty, with the last stream; q_empty, with the last tile. Since a commit
-    covers this stream's earlier products, s_full tells that O rests.
+    Signals: s_full; k_empty and, with the last tile, q_empty, once the last stream that reads them
+    is through. Since a commit covers all earlier products of its stream, s_full tells that O rests.
     """
-    product = scores_product(plan)
-    stage = stage_of(use, plan.k_edge)
-    q_start = starts.q + stream * (plan.q_edge.stage_bytes // _UNIT_BYTES)
-    with cute.arch.elect_one():
-        issue_from_shared(
-            product,
-            shared.tensor_memory + plan.column("s", stream),
-            q_start,
-            k_major_steps(STREAM_ROWS, plan.head_dim),
-            starts.k + stage * (plan.k_edge.stage_bytes // _UNIT_BYTES),
-        )
-        commit(shared.signals.s_full + stream)
-        if cutlass.const_expr(stream == STREAMS - 1):
-            commit(shared.k.empty + stage)
-        if is_last:
-            commit(shared.q.empty + stream)
+    visit = stream_visit(plan, index, stream)
+    if visit < visits:
+        use = place.kv_use + visit
+        stage = stage_of(use, plan.k_edge)
+        is_shared = not plan.splits_keys
+        if cutlass.const_expr(stream == 0 or plan.splits_keys):
+            wait_full(shared.k, use, plan.k_edge)
+        q_use = STREAMS * place.item + stream if is_shared else place.item
+        q_stage = stage_of(q_use, plan.q_edge)
+        is_last = visit + 1 == visits
+        with cute.arch.elect_one():
+            issue_from_shared(
+                scores_product(plan),
+                shared.tensor_memory + plan.column("s", stream),
+                starts.q + q_stage * (plan.q_edge.stage_bytes // _UNIT_BYTES),
+                k_major_steps(STREAM_ROWS, plan.head_dim),
+                starts.k + stage * (plan.k_edge.stage_bytes // _UNIT_BYTES),
+            )
+            commit(shared.signals.s_full + stream)
+            if cutlass.const_expr(stream == STREAMS - 1 or plan.splits_keys):
+                commit(shared.k.empty + stage)
+            if is_last:
+                commit(shared.q.empty + q_stage)
 
 
 @cute.jit
@@ -136,32 +151,44 @@ def _output(
     plan: cutlass.Constexpr,
     shared: SharedTiles,
     starts: _Starts,
-    use: cutlass.Int32,
-    accumulates: cutlass.Boolean,
+    place: _Place,
+    visits: cutlass.Int32,
+    index: cutlass.Int32,
     stream: cutlass.Constexpr,
 ):
-    """Issue O += P V of one stream, part by part as P comes.
+    """Issue O += P V of a stream's index-th KV tile, if there is one, part by part as P comes.
 
-    Signals: v_empty, with the last stream.
+    Signals: v_empty, once the last stream that reads it is through; o_full, with the last tile or
+    where there is none.
     """
-    product = output_product(plan)
-    stage = stage_of(use, plan.v_edge)
-    adds = select(accumulates, cutlass.Int32(1), cutlass.Int32(0))
-    num_parts = len(plan.p_parts)
-    first = 0
-    for part in cutlass.range_constexpr(num_parts):
-        wait(shared.signals.p_full + stream * num_parts + part, use)
-        tmem.after_wait()
+    visit = stream_visit(plan, index, stream)
+    if visit < visits:
+        use = place.kv_use + visit
+        stage = stage_of(use, plan.v_edge)
+        if cutlass.const_expr(stream == 0 or plan.splits_keys):
+            wait_full(shared.v, use, plan.v_edge)
+        time = (place.time0, place.time1)[stream] + index
+        adds = select(index > 0, cutlass.Int32(1), cutlass.Int32(0))
+        num_parts = len(plan.p_parts)
+        first = 0
+        for part in cutlass.range_constexpr(num_parts):
+            wait(shared.signals.p_full + stream * num_parts + part, time)
+            tmem.after_wait()
+            with cute.arch.elect_one():
+                issue_from_tensor_memory(
+                    output_product(plan),
+                    shared.tensor_memory + plan.column("o", stream),
+                    shared.tensor_memory + plan.column("p", stream),
+                    starts.v + stage * (plan.v_edge.stage_bytes // _UNIT_BYTES),
+                    range(first // _K_STEP, (first + plan.p_parts[part]) // _K_STEP),
+                    adds,
+                )
+            first = first + plan.p_parts[part]
+        if cutlass.const_expr(stream == STREAMS - 1 or plan.splits_keys):
+            with cute.arch.elect_one():
+                commit(shared.v.empty + stage)
+    if (index + 1 == stream_visits(plan, visits, stream)) | (
+        visits <= stream_visit(plan, 0, stream)
+    ):
         with cute.arch.elect_one():
-            issue_from_tensor_memory(
-                product,
-                shared.tensor_memory + plan.column("o", stream),
-                shared.tensor_memory + plan.column("p", stream),
-                starts.v + stage * (plan.v_edge.stage_bytes // _UNIT_BYTES),
-                range(first // _K_STEP, (first + plan.p_parts[part]) // _K_STEP),
-                adds,
-            )
-        first = first + plan.p_parts[part]
-    if cutlass.const_expr(stream == STREAMS - 1):
-        with cute.arch.elect_one():
-            commit(shared.v.empty + stage)
+            commit(shared.signals.o_full + stream)

@@ -34,6 +34,7 @@ from fovea.kernels.sm100.forward.rows import (
     maximum,
 )
 from fovea.kernels.sm100.forward.scores import ScoreContext, TileScores, make_score_context
+from fovea.kernels.sm100.forward.streams import stream_visit, stream_visits
 from fovea.kernels.sm100.signals import tell, wait, wait_before
 from fovea.plan.numerics import LAZY_RESCALE_LOG2, LOG2_E
 from fovea.plan.roles import WARPGROUP_THREADS
@@ -81,14 +82,14 @@ def run(
         o=first + plan.column("o") + stream * plan.stride("o"),
     )
     use = cutlass.Int32(0)
-    kv_use = cutlass.Int32(0)
+    time = cutlass.Int32(0)
     item = cutlass.Int32(0)
     work = receive(shared.work, use, plan.work_edge)
     while is_in_all_lanes(work.tile_number != STOP):
         if is_in_all_lanes(work.tile_number >= 0):
-            _query_tile(plan, this, scalars, mods, outputs, work, kv_use)
+            _query_tile(plan, this, scalars, mods, outputs, work, time)
             _hand_over(plan, this, item)
-            kv_use += work.walk.visits
+            time += stream_visits(plan, work.walk.visits, stream)
             item += 1
         release_work(shared.work, use, plan.work_edge)
         use += 1
@@ -103,22 +104,26 @@ def _query_tile(
     mods: ModTable,
     outputs: Outputs,
     work: Work,
-    kv_use: cutlass.Int32,
+    first_time: cutlass.Int32,
 ):
-    """Do the softmax of one query tile's row."""
+    """Do the softmax of one query tile's row, on the KV tiles of this stream."""
     walk = work.walk
     band = this.problem.band
-    q_idx = walk.m_idx * plan.tile_m + this.stream * STREAM_ROWS + this.row
+    q_idx = walk.m_idx * plan.tile_m + this.row
+    if cutlass.const_expr(not plan.splits_keys):
+        q_idx = q_idx + this.stream * STREAM_ROWS
     context = make_score_context(plan, q_idx, walk, band, scalars, mods)
     state = this.state
     begin(state)
-    n_idx = kv_tile(walk, cutlass.Int32(0), this.problem.block_lists, plan)
-    for visit in cutlass.range(walk.visits, unroll=1):
-        at = _visit(plan, walk, visit, n_idx)
+    last = walk.visits - 1
+    visit = cutlass.min(stream_visit(plan, cutlass.Int32(0), this.stream), last)
+    n_idx = kv_tile(walk, visit, this.problem.block_lists, plan)
+    for index in cutlass.range(stream_visits(plan, walk.visits, this.stream), unroll=1):
+        at = _visit(plan, walk, stream_visit(plan, index, this.stream), n_idx)
         # Of block lists from memory: asked for a whole KV tile before it is needed.
-        following = cutlass.min(visit + 1, walk.visits - 1)
+        following = cutlass.min(stream_visit(plan, index + 1, this.stream), last)
         n_idx = kv_tile(walk, following, this.problem.block_lists, plan)
-        time = kv_use + visit
+        time = first_time + index
         wait(this.shared.signals.s_full + this.stream, time)
         tmem.after_wait()
         if cutlass.const_expr(plan.is_optimistic):
@@ -138,11 +143,11 @@ def _query_tile(
             else:
                 _seeking_step(plan, this, context, at, time, moves, TileKind.PLAIN)
     if cutlass.const_expr(plan.features.max_score):
-        if q_idx < band.seqlen_q:
-            row_max = state.row_max[0]
-            if cutlass.const_expr(not plan.features.modifies_score):
-                row_max = row_max * scalars.scale
-            outputs.mMaxScore[walk.batch, walk.head, q_idx] = row_max
+        if cutlass.const_expr(not plan.features.modifies_score):
+            state.row_max[0] = state.row_max[0] * scalars.scale
+        if cutlass.const_expr(not plan.joins_maxima):
+            if q_idx < band.seqlen_q:
+                outputs.mMaxScore[walk.batch, walk.head, q_idx] = state.row_max[0]
 
 
 def _visit(plan, walk: Walk, visit: cutlass.Int32, n_idx: cutlass.Int32) -> Visit:
@@ -274,9 +279,11 @@ def _give(
 
 @cute.jit
 def _hand_over(plan: cutlass.Constexpr, this: _Stream, item: cutlass.Int32):
-    """Give the row's sum and reference to the epilogue."""
+    """Give the row's numbers to the epilogue."""
     signals = this.shared.signals
     wait_before(signals.statistics_empty + this.stream, item)
     this.shared.statistics[0, this.stream, this.row] = this.state.row_sum[0]
     this.shared.statistics[1, this.stream, this.row] = this.state.reference[0]
+    if cutlass.const_expr(plan.joins_maxima):
+        this.shared.statistics[2, this.stream, this.row] = this.state.row_max[0]
     tell(signals.statistics_full + this.stream)
