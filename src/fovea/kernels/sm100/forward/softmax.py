@@ -81,6 +81,11 @@ def run(
         p=first + plan.column("p") + stream * plan.stride("p"),
         o=first + plan.column("o") + stream * plan.stride("o"),
     )
+    if cutlass.const_expr(plan.splits_keys):
+        # A stream may have no KV tile of a query tile; the epilogue reads its O all the same.
+        for first in cutlass.range_constexpr(0, plan.head_dim_v, CHUNK_COLUMNS):
+            tmem.store(this.o + first, [cutlass.Float32(0.0)] * CHUNK_COLUMNS)
+        tmem.finish_stores()
     use = cutlass.Int32(0)
     time = cutlass.Int32(0)
     item = cutlass.Int32(0)
