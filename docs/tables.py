@@ -21,6 +21,8 @@ import torch
 import fovea
 from fovea import env
 from fovea.arch import ARCHS
+from fovea.plan import draw, sm100
+from fovea.plan.features import ForwardFeatures
 
 DOCS = Path(__file__).parent
 TESTS = DOCS.parent / "tests"
@@ -180,6 +182,11 @@ def speed(bench: str, peers: tuple[str, ...]) -> str:
     return "\n".join(lines)
 
 
+def blackwell_plan() -> sm100.ForwardPlan:
+    """Return the plan that the page on the Blackwell forward shows."""
+    return sm100.make_forward_plan("bfloat16", 128, ForwardFeatures(), software_columns=4)
+
+
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "decisions/README.md": {"pages": lambda: pages_of("decisions")},
     "notes/README.md": {"pages": lambda: pages_of("notes")},
@@ -189,6 +196,10 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     },
     "environment.md": {"environment": environment},
     "mods.md": {"mods": mods},
+    "internals/blackwell_forward.md": {
+        "roles": lambda: draw.role_graph(blackwell_plan()),
+        "tensor memory": lambda: draw.tensor_map(blackwell_plan()),
+    },
     "support.md": {"support": support},
     "semantics.md": {f"rule {n}": lambda n=n: rule_tests(n) for n in range(1, 14)},
 }

@@ -7,6 +7,7 @@ target from the environment, so only the workers do.
 """
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ class EmulatingCompiler:
         self.seconds = 0.0
         self.kernels: list[str] = []
         self.warnings: set[str] = set()
+        self.counters: list[Mapping[str, int]] = []  # of every launch
 
     def __call__(self, *arguments: Any, options: str = "", **keywords: Any) -> Any:
         start = time.perf_counter()
@@ -55,6 +57,7 @@ class EmulatingCompiler:
         def run(*values: Any) -> None:
             for result in launcher(*map(plain, values), options=self.options):
                 self.warnings.update(result.warnings)
+                self.counters.append(result.counters)
 
         return run
 

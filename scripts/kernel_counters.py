@@ -1,0 +1,145 @@
+"""Count what the Blackwell forward does for a KV tile, beside flash-attn-4's kernel.
+
+Both kernels run on the emulator at two lengths of keys; the difference of their counters, over the
+KV tiles between, is what one more tile costs. Needs what `scripts/test_foreign` installs for the
+second column, else prints ours alone.
+
+Usage: python scripts/kernel_counters.py [HEAD_DIM]
+"""
+
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+# flash-attn-4's compiler reads its target when it is imported.
+os.environ |= {
+    "CUTE_DSL_ARCH": "sm_100a",
+    "FLASH_ATTENTION_ARCH": "sm_100",
+    "FLASH_ATTENTION_NUM_SMS": "132",
+}
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "foreign")]
+
+import torch
+
+from fovea.arch import SM100
+from fovea.emulator import Options
+from fovea.emulator.counters import instruction_costs
+from fovea.emulator.isa.instruction import Instruction
+from fovea.emulator.machine import blocks
+from fovea.problem import Request, make_dense
+from fovea.runtime.emulated import emulate
+from fovea.testing.inputs import Shape, dense_qkv
+
+Run = Callable[[int, int], Counter[str]]  # (seqlen_kv, head_dim) -> counters
+
+ROWS, TILE, LENGTHS = 256, 128, (512, 1024)
+OPTIONS = Options(async_delay="eager")
+MOVES = {"mov", "cvta"}  # which the assembler removes
+SHOWN = {
+    "mufu.ex2": "exponentials on the MUFU",
+    "instructions.mufu": "MUFU instructions (warps)",
+    "own.alu": "FMA and ALU instructions, moves aside (warps)",
+    "own.maximum": "of them maxima and minima",
+    "own.wait": "mbarrier waits (warps)",
+    "own.arrive": "mbarrier arrivals (warps), commits included",
+    "instructions.memory": "loads and stores (warps)",
+    "instructions.sync": "synchronising instructions (warps)",
+    "shared_load_bytes": "shared memory, bytes read by threads",
+    "shared_store_bytes": "shared memory, bytes written by threads",
+    "tensor_memory_load_bytes": "tensor memory, bytes read by threads",
+    "tensor_memory_store_bytes": "tensor memory, bytes written by threads",
+}
+
+
+def finer_costs(instruction: Instruction) -> Iterator[tuple[str, int, int]]:
+    """Yield the emulator's counters of an instruction, and those that this table adds."""
+    yield from instruction_costs(instruction)
+    mnemonic, opcode = instruction.entry.form.mnemonic, instruction.opcode
+    if instruction.entry.kind == "alu" and mnemonic not in MOVES:
+        yield "own.alu", 1, 0
+        if mnemonic in ("max", "min"):
+            yield "own.maximum", 1, 0
+    if mnemonic == "mbarrier" and "wait" in opcode:
+        yield "own.wait", 1, 0
+    if (mnemonic == "mbarrier" and "arrive" in opcode) or "commit" in opcode:
+        yield "own.arrive", 1, 0
+
+
+blocks.instruction_costs = finer_costs
+
+
+def inputs(seqlen_kv: int, head_dim: int) -> tuple[torch.Tensor, ...]:
+    """Return q, k, v of one head."""
+    shape = Shape(seqlen_q=ROWS, seqlen_kv=seqlen_kv, heads_q=1, heads_kv=1, head_dim=head_dim)
+    return dense_qkv(shape, dtype=torch.bfloat16)
+
+
+def our_counters(seqlen_kv: int, head_dim: int) -> Counter[str]:
+    """Return the counters of our kernel."""
+    problem = make_dense(*inputs(seqlen_kv, head_dim), Request(wants_lse=True))
+    _, launches = emulate(problem, SM100, options=OPTIONS)
+    return total([launch.counters for launch in launches])
+
+
+def their_runner(folder: Path) -> Run:
+    """Return what runs flash-attn-4's kernel; its compiler is replaced once a process.
+
+    Raises:
+        ModuleNotFoundError: the package is not installed.
+    """
+    import flash_attn.cute.interface as interface
+    from emulated_compiler import claim, emulate_compiler
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    compiler = emulate_compiler(folder)
+    compiler.options = OPTIONS
+
+    def run(seqlen_kv: int, head_dim: int) -> Counter[str]:
+        tensors = inputs(seqlen_kv, head_dim)
+        with FakeTensorMode():
+            fakes = [torch.empty(t.shape, dtype=t.dtype, device="cuda") for t in tensors]
+            interface._flash_attn_fwd(*fakes, causal=False, return_lse=True)
+        first = len(compiler.counters)
+        interface._flash_attn_fwd(*map(claim, tensors), causal=False, return_lse=True)
+        return total(compiler.counters[first:])
+
+    return run
+
+
+def total(counters: Sequence[Mapping[str, int]]) -> Counter[str]:
+    """Return the sums over launches."""
+    result: Counter[str] = Counter()
+    for one in counters:
+        result.update(one)
+    return result
+
+
+def per_tile(run: Run, head_dim: int) -> dict[str, float]:
+    """Return what one more KV tile costs, by counter."""
+    short, long = (run(length, head_dim) for length in LENGTHS)
+    tiles = (LENGTHS[1] - LENGTHS[0]) // TILE
+    return {name: (long[name] - short[name]) / tiles for name in SHOWN}
+
+
+def main() -> None:
+    """Print the table of one head dimension."""
+    head_dim = int(sys.argv[1]) if len(sys.argv) > 1 else 128
+    sys.argv = sys.argv[:1]  # the compiler reads it
+    columns = {"fovea": per_tile(our_counters, head_dim)}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            columns["flash-attn-4"] = per_tile(their_runner(Path(folder)), head_dim)
+        except ModuleNotFoundError as missing:
+            sys.stderr.write(f"{missing}; scripts/test_foreign installs it\n")
+    print(f"| for a KV tile, D{head_dim} | {' | '.join(columns)} |")
+    print("|---" * (len(columns) + 1) + "|")
+    for name, text in SHOWN.items():
+        print(f"| {text} | {' | '.join(f'{c[name]:.0f}' for c in columns.values())} |")
+
+
+if __name__ == "__main__":
+    main()
