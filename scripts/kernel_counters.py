@@ -4,7 +4,7 @@ Both kernels run on the emulator at two lengths of keys; the difference of their
 KV tiles between, is what one more tile costs. Needs what `scripts/test_foreign` installs for the
 second column, else prints ours alone.
 
-Usage: python scripts/kernel_counters.py [HEAD_DIM]
+Usage: PYTHONPATH=src python scripts/kernel_counters.py [HEAD_DIM]
 """
 
 import os
@@ -13,15 +13,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-
-# flash-attn-4's compiler reads its target when it is imported.
-os.environ |= {
-    "CUTE_DSL_ARCH": "sm_100a",
-    "FLASH_ATTENTION_ARCH": "sm_100",
-    "FLASH_ATTENTION_NUM_SMS": "132",
-}
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "foreign")]
 
 import torch
 
@@ -36,6 +27,13 @@ from fovea.testing.inputs import Shape, dense_qkv
 
 Run = Callable[[int, int], Counter[str]]  # (seqlen_kv, head_dim) -> counters
 
+FOREIGN = Path(__file__).parents[1] / "tests" / "foreign"
+# The compilers read their target when they are imported.
+TARGET = {
+    "CUTE_DSL_ARCH": "sm_100a",
+    "FLASH_ATTENTION_ARCH": "sm_100",
+    "FLASH_ATTENTION_NUM_SMS": "132",
+}
 ROWS, TILE, LENGTHS = 256, 128, (512, 1024)
 OPTIONS = Options(async_delay="eager")
 MOVES = {"mov", "cvta"}  # which the assembler removes
@@ -91,6 +89,7 @@ def their_runner(folder: Path) -> Run:
     Raises:
         ModuleNotFoundError: the package is not installed.
     """
+    sys.path.insert(0, str(FOREIGN))
     import flash_attn.cute.interface as interface
     from emulated_compiler import claim, emulate_compiler
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -127,6 +126,7 @@ def per_tile(run: Run, head_dim: int) -> dict[str, float]:
 
 def main() -> None:
     """Print the table of one head dimension."""
+    os.environ |= TARGET
     head_dim = int(sys.argv[1]) if len(sys.argv) > 1 else 128
     sys.argv = sys.argv[:1]  # the compiler reads it
     columns = {"fovea": per_tile(our_counters, head_dim)}
@@ -135,10 +135,11 @@ def main() -> None:
             columns["flash-attn-4"] = per_tile(their_runner(Path(folder)), head_dim)
         except ModuleNotFoundError as missing:
             sys.stderr.write(f"{missing}; scripts/test_foreign installs it\n")
-    print(f"| for a KV tile, D{head_dim} | {' | '.join(columns)} |")
-    print("|---" * (len(columns) + 1) + "|")
+    lines = [f"| for a KV tile, D{head_dim} | {' | '.join(columns)} |"]
+    lines.append("|---" * (len(columns) + 1) + "|")
     for name, text in SHOWN.items():
-        print(f"| {text} | {' | '.join(f'{c[name]:.0f}' for c in columns.values())} |")
+        lines.append(f"| {text} | {' | '.join(f'{c[name]:.0f}' for c in columns.values())} |")
+    sys.stdout.write("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -66,6 +66,8 @@ def _run(name: str, seed: int, num_sms: int) -> ForwardResult:
         pytest.param("causal d64", 10, marks=pytest.mark.slow),
         pytest.param("rising 300 causal", 10, marks=pytest.mark.slow),
         pytest.param("dense fp16", 10, marks=pytest.mark.slow),
+        pytest.param("everything", 10, marks=pytest.mark.slow),
+        pytest.param("blocks late rising", 10, marks=pytest.mark.slow),
     ],
 )
 def test_every_schedule_is_silent_and_gives_the_same_bits(name: str, seeds: int) -> None:
@@ -86,16 +88,16 @@ def test_one_head_of_256_by_512_is_emulated_within_30_seconds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "head_dim"),
+    ("arch", "head_dim", "dtype"),
     [
-        (SM100, 128),
-        (SM103, 64),
-        pytest.param(SM100, 64, marks=pytest.mark.slow),
-        pytest.param(SM103, 128, marks=pytest.mark.slow),
+        (SM100, 128, torch.bfloat16),
+        (SM103, 64, torch.float16),
+        pytest.param(SM100, 64, torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param(SM100, 128, torch.float16, marks=pytest.mark.slow),
+        pytest.param(SM103, 128, torch.bfloat16, marks=pytest.mark.slow),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_kernel_uses_no_local_memory_and_the_plans_threads(arch, head_dim, dtype) -> None:
     problem = _problem(Shape(seqlen_q=1, seqlen_kv=1, head_dim=head_dim), dtype)
     plan = select.forward_plan(problem, arch)
