@@ -104,21 +104,6 @@ def support_cases() -> dict[str, dict[str, Any]]:
         v = torch.empty(1, seqlens[1], heads_kv, head_dims[1], dtype=dtype)
         return {"q": q, "k": k, "v": v, **keywords}
 
-    def packed(**keywords: Any) -> dict[str, Any]:
-        borders = torch.tensor([0, 100, 256], dtype=torch.int32)
-        tensors = {name: tensor[0] for name, tensor in call().items()}
-        return {
-            **tensors,
-            "cu_seqlens_q": borders,
-            "cu_seqlens_kv": borders,
-            "max_seqlen_q": 156,
-            "max_seqlen_kv": 156,
-            **keywords,
-        }
-
-    def even(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return (q_idx + kv_idx) % 2 == 0
-
     def tilt(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return score + (kv_idx - q_idx)
 
@@ -146,8 +131,40 @@ def support_cases() -> dict[str, dict[str, Any]]:
         "head dim 40": call(head_dims=(40, 40)),
         "scale <= 0": call(scale=-0.1),
         "deterministic": call(deterministic=True),
-        "packed sequences": packed(),
+        **packed_cases(),
     }
+
+
+def packed_cases() -> dict[str, dict[str, Any]]:
+    """Return the calls on packed sequences that the support table asks about."""
+
+    def packed(**keywords: Any) -> dict[str, Any]:
+        borders = torch.tensor([0, 100, 256], dtype=torch.int32)
+        return {
+            **{name: torch.empty(256, 4, 128, dtype=torch.bfloat16) for name in "qkv"},
+            "cu_seqlens_q": borders,
+            "cu_seqlens_kv": borders,
+            "max_seqlen_q": 156,
+            "max_seqlen_kv": 156,
+            **keywords,
+        }
+
+    blocks = fovea.create_block_mask(even, None, None, 156, 156, "cpu")
+    used = torch.tensor([90, 156], dtype=torch.int32)
+    pages = torch.empty(20, 16, 4, 128, dtype=torch.bfloat16)
+    table = torch.zeros(2, 16, dtype=torch.int32)
+    paged = {"k": pages, "v": pages, "cu_seqlens_kv": None, "page_table": table}
+    return {
+        "packed sequences": packed(),
+        "packed sequences, seqused": packed(seqused_q=used, seqused_kv=used),
+        "packed sequences, block_mask": packed(block_mask=blocks, causal=True),
+        "paged keys": packed(seqused_kv=used, **paged),
+    }
+
+
+def even(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    """Hide every other position: a mask_mod to ask about."""
+    return (q_idx + kv_idx) % 2 == 0
 
 
 def pages_of(folder: str) -> str:

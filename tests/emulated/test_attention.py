@@ -28,6 +28,9 @@ QUICK = (
     "huge values",
     "window sink",
     "everything",
+    "packed causal idle rows",
+    "packed max_score",
+    "packed no keys",
 )
 
 
@@ -56,7 +59,7 @@ def test_both_sizes_of_a_case_have_one_plan() -> None:
     differ = [
         case.name
         for case in CASES
-        if (case.small.k[1] <= SHORT_SEQLEN) != (case.shape.k[1] <= SHORT_SEQLEN)
+        if len({case.keys(is_small=is_small) <= SHORT_SEQLEN for is_small in (False, True)}) > 1
     ]
     assert not differ
 
@@ -83,6 +86,7 @@ def _schedules(name: str) -> list[ForwardResult]:
     "name",
     [
         "rising 300 causal",
+        "packed rising",
         pytest.param("everything", marks=pytest.mark.slow),
         pytest.param("blocks late rising", marks=pytest.mark.slow),
         pytest.param("late keys d64 rising", marks=pytest.mark.slow),

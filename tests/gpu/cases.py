@@ -1,17 +1,17 @@
 """Named attention calls that together use every feature of the forward kernels.
 
-Lives here: inputs and options of each call, at a size for a GPU and at one for making its plan or
-for the emulator. Not here: running and judging them (`judge.py`). Invariant: both sizes of a case
+Lives here: inputs and options of each dense call, at a size for a GPU and at one for making its
+plan or for the emulator. Not here: packed calls (`packed_cases.py`, in the list too), running and
+judging them (`judge.py`). Invariant: both sizes of a case
 have the same plan, so a bundle made from the small ones serves the large ones; the numbers depend
 on nothing but the case.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import torch
+from call import FP16, Case
 from case_inputs import (
-    Transform,
     expanded,
     heads_first,
     huge_keys,
@@ -23,7 +23,6 @@ from case_inputs import (
 )
 from case_options import (
     MakeOptions,
-    Options,
     alibi,
     any_capture,
     any_order,
@@ -52,61 +51,9 @@ from case_options import (
     wild_integers,
     window_mod,
 )
-from torch import Tensor
+from packed_cases import PACKED_CASES, PackedCase
 
-from fovea.problem import AttentionProblem, Request, make_dense
-from fovea.testing.inputs import Shape, dense_qkv
-
-BF16, FP16 = torch.bfloat16, torch.float16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One call.
-
-    Attributes:
-        name: what it is about.
-        shape, small: sizes on a GPU, and elsewhere.
-        options: keyword arguments of `fovea.attention`.
-        transform: what is done to freshly drawn q, k, v.
-        wants_max_score: ask for it; such variants keep the exact running maximum.
-        checks_gradients: also run the backward, at the small size only.
-    """
-
-    name: str
-    shape: Shape
-    small: Shape
-    dtype: torch.dtype = BF16
-    options: MakeOptions = lambda shape, device: {}
-    transform: Transform | None = None
-    wants_max_score: bool = False
-    checks_gradients: bool = False
-
-    def build(self, device: torch.device | str, *, is_small: bool) -> "Call":
-        """Return the call's tensors and options."""
-        device = torch.device(device)
-        shape = self.small if is_small else self.shape
-        q, k, v = dense_qkv(shape, dtype=self.dtype, device=device)
-        if self.transform is not None:
-            q, k, v = self.transform(q, k, v)
-        return Call(q=q, k=k, v=v, options=self.options(shape, device), case=self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Call:
-    """A case with its tensors."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    options: Options
-    case: Case
-
-    def problem(self) -> AttentionProblem:
-        """Return the validated problem."""
-        request = Request(wants_lse=True, wants_max_score=self.case.wants_max_score, **self.options)
-        return make_dense(self.q, self.k, self.v, request)
-
+from fovea.testing.inputs import Shape
 
 # Both of a kind on one side of SHORT_SEQLEN, where the plan changes.
 LARGE = Shape(batch=2, seqlen_q=700, seqlen_kv=1000, heads_q=4, heads_kv=2, head_dim=128)
@@ -157,7 +104,7 @@ def _few(
 _D64 = {"shape": LARGE_64, "small": SMALL_64}
 _D256 = {"shape": LARGE_256, "small": SMALL_256}
 
-CASES: tuple[Case, ...] = (
+CASES: tuple[Case | PackedCase, ...] = (
     # one feature each
     _case("dense"),
     _case("dense fp16", dtype=FP16),
@@ -324,9 +271,10 @@ CASES: tuple[Case, ...] = (
     _case("gradients sink window", joined(WINDOW, sink), checks_gradients=True),
     _case("gradients relative bias", joined(CAUSAL, relative_bias), checks_gradients=True),
     _case("gradients blocks", random_blocks(128, 128), checks_gradients=True, dtype=FP16),
+    *PACKED_CASES,
 )
 
 
-def case_named(name: str) -> Case:
+def case_named(name: str) -> Case | PackedCase:
     """Return the case of this name."""
     return next(case for case in CASES if case.name == name)

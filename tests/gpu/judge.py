@@ -8,7 +8,7 @@ that every result was compared and is within its budget.
 from typing import NamedTuple
 
 import torch
-from cases import Call
+from call import Call
 from torch import Tensor
 
 import fovea
@@ -30,9 +30,7 @@ class Judgement(NamedTuple):
 def run(call: Call, backend: str) -> ForwardResult:
     """Return the results of a call through the public function."""
     aux = fovea.AuxRequest(lse=True, max_score=call.case.wants_max_score)
-    out, got = fovea.attention(
-        call.q, call.k, call.v, return_aux=aux, backend=backend, **call.options
-    )
+    out, got = call.attend(call.q, call.k, call.v, return_aux=aux, backend=backend, **call.options)
     return ForwardResult(out, got.lse, got.max_score)
 
 
@@ -80,7 +78,7 @@ def judge_gradients(call: Call, backend: str) -> str | None:
         options["sink"] = options["sink"].detach().requires_grad_()
         leaves.append(options["sink"])
     aux = fovea.AuxRequest(lse=True)
-    out, got = fovea.attention(*leaves[:3], return_aux=aux, backend=backend, **options)
+    out, got = call.attend(*leaves[:3], return_aux=aux, backend=backend, **options)
     dout = normal(out.shape, seed=101, dtype=out.dtype, device=out.device)
     dlse = normal(got.lse.shape, seed=102, device=out.device)
     found = torch.autograd.grad([out, got.lse], leaves, [dout, dlse])

@@ -30,6 +30,7 @@ class ForwardFeatures:
     full_lists: bool = False
     block_mask_mod: Graph | None = None
     wide_integers: bool = False  # a mod's run-time integer needs 64-bit index arithmetic
+    varlen: bool = False  # packed sequences, whose lengths lie in device memory
 
     def __post_init__(self) -> None:
         """Check that the features fit together."""
@@ -72,4 +73,5 @@ _FLAGS = (
     "block_lists",
     "full_lists",
     "wide_integers",
+    "varlen",
 )

@@ -41,7 +41,7 @@ def unsupported(problem: AttentionProblem, arch: Arch) -> str | None:
     return (
         _lacking_dtype(problem)
         or _lacking_head_dim(problem, arch)
-        or _lacking_layout(problem)
+        or _lacking_layout(problem, arch)
         or _lacking_blocks(problem, arch)
     )
 
@@ -53,7 +53,7 @@ def forward_plan(problem: AttentionProblem, arch: Arch) -> ForwardPlan:
     head_dim = tile_head_dim(problem, arch)
     features = forward_features(problem)
     if arch.name == "sm90":
-        if problem.seqlen_q <= FEW_QUERIES and not features.block_lists:
+        if problem.seqlen_q <= FEW_QUERIES and not (features.block_lists or features.varlen):
             return sm90.make_packed_plan(dtype, head_dim, features)
         is_short = problem.seqlen_kv <= SHORT_SEQLEN
         return sm90.make_forward_plan(dtype, head_dim, features, is_short=is_short)
@@ -117,6 +117,7 @@ def forward_features(problem: AttentionProblem) -> ForwardFeatures:
         full_lists=lists is not None and lists.full_kv_num_blocks is not None,
         block_mask_mod=block_mask_mod.graph if lists is not None and block_mask_mod else None,
         wide_integers=needs_wide_integers(problem),
+        varlen=problem.varlen is not None,
     )
 
 
@@ -178,11 +179,17 @@ def _lacking_head_dim(problem: AttentionProblem, arch: Arch) -> str | None:
     return f"head_dim or head_dim_v = {widest} (kernels for {arch} take up to {largest})"
 
 
-def _lacking_layout(problem: AttentionProblem) -> str | None:
+def _lacking_layout(problem: AttentionProblem, arch: Arch) -> str | None:
+    if problem.varlen is not None and arch.name != "sm90":
+        return f"packed sequences (attention_varlen) have no kernel for {arch} yet"
+    if problem.is_paged:
+        return "page_table (kernels take packed keys, with cu_seqlens_kv)"
     if problem.varlen is not None:
-        return "packed sequences (attention_varlen) have no kernel yet"
-    if max(problem.seqlen_q, problem.seqlen_kv) >= _MAX_SEQLEN:
-        return f"a sequence of {max(problem.seqlen_q, problem.seqlen_kv)} (kernels take < 2**30)"
+        longest = max(problem.q.shape[0], problem.k.shape[0])
+    else:
+        longest = max(problem.seqlen_q, problem.seqlen_kv)
+    if longest >= _MAX_SEQLEN:
+        return f"{longest} rows or keys one after the other (kernels take < 2**30)"
     for name, value in (("scale", problem.scale), ("softcap", problem.softcap)):
         if isinstance(value, Tensor):
             return f"{name} as a tensor on {value.device} (kernels take numbers and CPU tensors)"

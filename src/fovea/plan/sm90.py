@@ -12,6 +12,7 @@ from fovea.plan.combine import CombinePlan
 from fovea.plan.features import ForwardFeatures
 from fovea.plan.pipeline import BARRIER_BYTES, Edge
 from fovea.plan.roles import Role, check_roles
+from fovea.plan.sequences import SEQUENCE_WORDS
 
 SHARED_BYTES_PER_CTA = 232448  # 227 KiB, the opt-in limit of compute capability 9.0
 SHARED_ALIGNMENT = 1024  # a 128-byte swizzle atom spans 8 rows of 128 bytes
@@ -22,7 +23,8 @@ ELEMENT_BYTES = 2
 # Registers per thread of (producer, consumers) by number of consumer warpgroups: what a CTA gets at
 # launch, moved from the producer, whose TMA loop needs few, to the consumers.
 _REGISTERS = {1: (56, 256), 2: (24, 240), 3: (32, 160), 4: (32, 112)}
-# Walking block lists takes the producer more registers than a plain range.
+# Walking block lists takes the producer more registers than a plain range; with packed sequences
+# the consumers need them more.
 _REGISTERS_BLOCK_LISTS = {2: (40, 232), 3: (56, 152)}
 WORK_WORDS_LIMIT = 32  # 32-bit words of an announcement, at most
 WORK_STAGES = 2  # query tiles announced ahead: one being computed, one being loaded
@@ -78,7 +80,8 @@ class ForwardPlan:
     @property
     def roles(self) -> tuple[Role, ...]:
         """The producer warpgroup first, then the consumers."""
-        table = _REGISTERS_BLOCK_LISTS if self.features.block_lists else _REGISTERS
+        is_listed = self.features.block_lists and not self.features.varlen
+        table = _REGISTERS_BLOCK_LISTS if is_listed else _REGISTERS
         producer, consumer = table[self.num_consumers]
         return (
             Role(name="load", first_warpgroup=0, num_warpgroups=1, registers=producer),
@@ -153,6 +156,7 @@ class ForwardPlan:
             + self.kv_stages * 4  # which tile a K stage holds
             + WORK_STAGES * self.tile_m  # one flag per row: redo it
             + 16 * (self.cluster > 1)  # the mailbox, aligned
+            + WORK_STAGES * SEQUENCE_WORDS * 4 * self.features.varlen
         )
         return -(-control // SHARED_ALIGNMENT) * SHARED_ALIGNMENT + sum(
             edge.stages * edge.stage_bytes for edge in self.edges
@@ -211,7 +215,7 @@ class ForwardPlan:
 
         Few queries see about the same keys, and a counter would have to be zeroed before.
         """
-        return self.is_banded and not self.packs_heads
+        return (self.is_banded or self.features.varlen) and not self.packs_heads
 
     @property
     def combine(self) -> CombinePlan | None:
@@ -276,7 +280,8 @@ def _tile_shapes(
         # Three warpgroups leave 160 registers, too few beside a mod that gathers by query and key.
         return {**narrow, 64: (128, 128, 2, 2)}
     if features.modifies_score:
-        return narrow
+        # The lengths of a packed sequence take registers too: 192x128 spills with them.
+        return {**narrow, 64: (192, 112, 2, 2)} if features.varlen else narrow
     # The more rows read a K and V tile, the less binds what the L2 cache can deliver, and the
     # better do the warpgroups hide each other's ends.
     tall = {**narrow, 64: (256, 64, 6, 2), 128: (192, 64, 4, 2)}

@@ -16,6 +16,7 @@ from fovea.plan.captures import PAIR_ALIGNMENT, read_in_pairs
 from fovea.plan.forward import ForwardPlan
 from fovea.plan.numerics import LOG2_E
 from fovea.plan.select import band_of, num_splits
+from fovea.plan.sequences import table_words
 from fovea.problem import AttentionProblem, Results, strides_in_order
 from fovea.problem.known_mods import Scalars
 from fovea.problem.parts import NO_SCALARS, Numbers
@@ -56,6 +57,7 @@ class ForwardLaunch:
         "lse_strides",
         "memory_of",
         "num_captures",
+        "num_sequences",
         "out_shape",
         "out_strides",
         "partial_shapes",
@@ -92,7 +94,9 @@ class ForwardLaunch:
             for shape, strides in (*layouts, (self.out_shape, self.out_strides))
         )
         self.integers = _integers(problem, num_sms)
-        self.is_dynamic = plan.is_dynamic
+        # A packed batch, and the rows behind it, have a table with a counter of its own.
+        self.num_sequences = 0 if problem.varlen is None else problem.batch + 1
+        self.is_dynamic = plan.is_dynamic and problem.varlen is None
         self.wants_max_score = plan.features.max_score
         splits = num_splits(problem, plan, num_sms) if splits is None else splits
         self.partial_shapes = _partial_shapes(problem, plan, splits)
@@ -111,7 +115,7 @@ class ForwardLaunch:
         self.query_tiles = (
             (0, 0)
             if lists is None
-            else (lists.block_q // plan.tile_m, -(-problem.q.shape[1] // plan.tile_m))
+            else (lists.block_q // plan.tile_m, -(-problem.seqlen_q // plan.tile_m))
         )
 
     def __call__(self, tensors: Sequence[Any], numbers: Numbers, keeps_lse: bool = True) -> Results:
@@ -149,7 +153,7 @@ class ForwardLaunch:
             if memory is not None:
                 lse = None if keeps_lse else memory.scratch(self.lse_shape)
                 counter = memory.counter() if self.is_dynamic else None
-                if self.lists is not None:
+                if self.lists is not None and not self.num_sequences:
                     counts, _, full_counts, _ = tensors[place : place + 4]
                     order = memory.tile_order(counts, full_counts, *self.query_tiles)
         if lse is None:
@@ -170,6 +174,7 @@ class ForwardLaunch:
             None if self.partial_shapes is None else self._partials(memory),
             counter,
             None if self.lists is None else self._lists(tensors[place : place + 4], order),
+            self._sequences(tensors[-5:]) if self.num_sequences else None,
             (scale, scale * LOG2_E, 1.0 if softcap is None else softcap),
             self.integers,
             # None, not an empty tuple: the launcher has no type for nothing.
@@ -207,6 +212,17 @@ class ForwardLaunch:
         if shared is not None:
             return shared
         return torch.empty(shape, dtype=torch.float32, device=self.device)
+
+    def _sequences(self, bounds: Sequence[Any]) -> tuple[Any, ...]:
+        """Return memory for the table of sequences and where they lie, absent lengths replaced."""
+        starts_q, starts_kv, used_q, used_kv, _ = bounds
+        table = torch.empty(table_words(self.num_sequences), dtype=torch.int32, device=self.device)
+        return (
+            *(table, starts_q, starts_kv),
+            starts_q if used_q is None else used_q,
+            starts_q if used_kv is None else used_kv,
+            *(int(used_q is not None), int(used_kv is not None)),
+        )
 
     def _row_numbers(self) -> Tensor:
         return torch.empty_strided(
@@ -295,7 +311,10 @@ def _partial_shapes(
 
 
 def _integers(problem: AttentionProblem, num_sms: int) -> tuple[int, int, int, int, int]:
-    """Return offset, left, right, heads of an L2 section, CTAs."""
+    """Return offset, left, right, heads of an L2 section, CTAs.
+
+    The offset of a packed batch is 1 where each sequence's diagonal ends at its last key, else 0.
+    """
     band = band_of(problem)
     section = section_heads(
         seqlen_kv=problem.seqlen_kv,
@@ -305,11 +324,13 @@ def _integers(problem: AttentionProblem, num_sms: int) -> tuple[int, int, int, i
         group_size=problem.group_size,
         l2_bytes=_L2_BYTES,
     )
-    rows = problem.batch * problem.heads_q
+    is_packed = problem.varlen is not None
+    rows = problem.heads_q if is_packed else problem.batch * problem.heads_q
     assert isinstance(band.offset, int)
+    offset = int(problem.causal != "top_left") if is_packed else band.offset
     left = band.left if isinstance(band.left, int) else 0
     right = band.right if isinstance(band.right, int) else 0
-    return (band.offset, left, right, min(section, rows), num_sms)
+    return (offset, left, right, min(section, rows), num_sms)
 
 
 def _capture(

@@ -7,7 +7,7 @@ the copy engine takes no empty tensor.
 import torch
 from torch import Tensor
 
-from fovea.problem import AttentionProblem, ForwardResult
+from fovea.problem import AttentionProblem, ForwardResult, Varlen
 
 
 def is_trivial(problem: AttentionProblem) -> bool:
@@ -25,4 +25,19 @@ def trivial_forward(problem: AttentionProblem) -> ForwardResult | None:
     max_score: Tensor | None = lse.clone() if problem.wants_max_score else None
     if problem.sink is not None:
         lse.copy_(problem.sink.detach().float()[:, None].expand_as(lse))
+        if problem.varlen is not None:
+            lse.masked_fill_(_idle_rows(problem.varlen, lse.shape[-1]), -float("inf"))
     return ForwardResult(problem.empty_out().zero_(), lse, max_score)
+
+
+def _idle_rows(varlen: Varlen, total: int) -> Tensor:
+    """Return (total,) bool: rows that no sequence uses. Nothing waits for the device."""
+    starts = varlen.cu_seqlens_q
+    row = torch.arange(total, dtype=torch.int32, device=starts.device)
+    if starts.shape[0] == 1:
+        return torch.ones_like(row, dtype=torch.bool)
+    sequence = torch.searchsorted(starts[1:].contiguous(), row, right=True)
+    is_behind = sequence == starts.shape[0] - 1
+    sequence = sequence.clamp(max=starts.shape[0] - 2)
+    used = starts.diff() if varlen.seqused_q is None else varlen.seqused_q
+    return is_behind | (row - starts[sequence] >= used[sequence])

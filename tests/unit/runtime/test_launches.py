@@ -14,8 +14,8 @@ from fovea.runtime import arguments, cuda, stream_memory
 from fovea.testing.inputs import normal
 
 NAMES = (
-    *("q", "k", "v", "out", "lse", "max_score", "sink", "partials", "counter", "lists", "scores"),
-    *("integers", "captures", "scalars"),
+    *("q", "k", "v", "out", "lse", "max_score", "sink", "partials", "counter", "lists"),
+    *("sequences", "scores", "integers", "captures", "scalars"),
 )
 
 

@@ -13,6 +13,7 @@ import cutlass.cute as cute
 from fovea.kernels.device.masking import Band, TileSpan, tile_span
 from fovea.kernels.device.packing import query_span
 from fovea.kernels.device.scheduler import Tile, TileOrder
+from fovea.kernels.device.sequences import Sequence, band_of_sequence, no_sequence
 from fovea.kernels.device.values import select
 
 
@@ -55,6 +56,7 @@ class Walk(NamedTuple):
     batch: cutlass.Int32
     lead: cutlass.Int32  # uses of the K and V rings before the first visit: for the other CTA
     uses: cutlass.Int32  # of the rings in all, `visits` without a cluster
+    sequence: Sequence | tuple  # of packed batches, else ()
 
 
 def _list_row(
@@ -112,8 +114,9 @@ def make_walk(
     lists: BlockListTensors | None,
     plan: cutlass.Constexpr,
     share: Share | None = None,
+    sequence: Sequence | tuple = (),
 ) -> Walk:
-    """Return the walk of a query tile."""
+    """Return the walk of a query tile, `band` being that of its sequence."""
     row_begin = tile.m_idx * plan.tile_m
     row_end = row_begin + plan.tile_m
     if cutlass.const_expr(plan.packs_heads):
@@ -126,6 +129,9 @@ def make_walk(
     q_block = cutlass.Int32(0)
     if cutlass.const_expr(plan.features.block_lists):
         q_block = row_begin // lists.block_q
+        if cutlass.const_expr(plan.features.varlen):
+            # Idle rows behind the longest sequence have no block.
+            q_block = cutlass.min(q_block, lists.mCount.shape[2] - 1)
         partial_visits = (
             lists.mCount[*_list_row(lists, tile.batch, tile.head), q_block] * lists.tiles_per_block
         )
@@ -134,9 +140,9 @@ def make_walk(
             full = lists.mFullCount[*_list_row(lists, tile.batch, tile.head), q_block]
             visits = visits + full * lists.tiles_per_block
     is_dead = visits <= 0
-    if cutlass.const_expr(plan.passes_uses):
+    if cutlass.const_expr(plan.passes_uses or plan.features.varlen):
         # The last pair may have one query tile. Where no use can be passed over, the other is
-        # computed all the same; none of its rows is stored.
+        # computed all the same; none of its rows is stored. Of packed sequences some rows are idle.
         is_dead = is_dead | (row_begin >= band.seqlen_q)
         visits = select(is_dead, cutlass.Int32(0), visits)
     return Walk(
@@ -152,11 +158,15 @@ def make_walk(
         batch=tile.batch,
         lead=cutlass.Int32(0),
         uses=cutlass.max(visits, 1),
+        sequence=sequence,
     )
 
 
 def pause_walk(walk: Walk, order: TileOrder, band: Band, plan) -> Walk:
     """Return the walk of a pause: one tile of zeros, past the rows and past the keys."""
+    if plan.features.varlen:
+        walk = walk._replace(sequence=no_sequence())
+        band = band._replace(seqlen_kv=cutlass.Int32(0))
     return walk._replace(
         visits=cutlass.Int32(1),
         range_end=_end_past_keys(band, plan),
@@ -166,6 +176,11 @@ def pause_walk(walk: Walk, order: TileOrder, band: Band, plan) -> Walk:
         lead=cutlass.Int32(0),
         uses=cutlass.Int32(1),
     )
+
+
+def band_of_walk(band: Band, walk: Walk) -> Band:
+    """Return the band of a walk's sequence; of a dense call the one there is."""
+    return band_of_sequence(band, walk.sequence) if walk.sequence else band
 
 
 @cute.jit

@@ -13,14 +13,17 @@ import cutlass.cute as cute
 
 from fovea.kernels.device.kv_walk import Walk
 from fovea.kernels.device.pipeline import Ring, phase_of, release, stage_of, wait_empty
+from fovea.kernels.device.sequences import Sequence
 from fovea.plan.pipeline import Edge
 from fovea.plan.roles import WARP_SIZE
+from fovea.plan.sequences import SEQUENCE_WORDS
 
 STOP = -1
 PAUSE = -2  # no tile, but a redo may still come: finish what you have
 _TILE, _REDO, _WALK = 0, 1, 2  # words of a slot: these, then one verdict for every consumer warp
 _ALIGNMENT = 4  # words: a wide load of an announcement then never touches a verdict
-_VERDICT = -(-(_WALK + len(Walk._fields)) // _ALIGNMENT) * _ALIGNMENT
+_WALK_WORDS = len(Walk._fields) - 1  # without the sequence, which has words of its own
+_VERDICT = -(-(_WALK + _WALK_WORDS) // _ALIGNMENT) * _ALIGNMENT
 
 
 def work_words(edge: Edge) -> int:
@@ -29,11 +32,15 @@ def work_words(edge: Edge) -> int:
 
 
 class WorkRing(NamedTuple):
-    """Slots in shared memory and their barriers; `flags` has one byte per row and slot."""
+    """Slots in shared memory and their barriers; `flags` has one byte per row and slot.
+
+    `sequences` has SEQUENCE_WORDS for each slot where the batch is packed.
+    """
 
     words: cute.Tensor
     flags: cute.Tensor
     ring: Ring
+    sequences: cute.Tensor | None = None
 
 
 class Work(NamedTuple):
@@ -65,8 +72,10 @@ def announce(work: WorkRing, use: cutlass.Int32, item: Work, edge: cutlass.Const
     if cute.arch.lane_idx() == 0:
         work.words[_word(work, stage, _TILE, edge)] = item.tile_number
         work.words[_word(work, stage, _REDO, edge)] = item.is_redo
-        for field in cutlass.range_constexpr(len(item.walk)):
+        for field in cutlass.range_constexpr(_WALK_WORDS):
             work.words[_word(work, stage, _WALK + field, edge)] = item.walk[field]
+        for field in cutlass.range_constexpr(len(item.walk.sequence)):
+            work.sequences[stage * SEQUENCE_WORDS + field] = item.walk.sequence[field]
         cute.arch.mbarrier_arrive(work.ring.full + stage)
     cute.arch.sync_warp()
 
@@ -88,7 +97,11 @@ def receive(work: WorkRing, use: cutlass.Int32, edge) -> Work:
     def word(place: int) -> cutlass.Int32:
         return work.words[_word(work, stage, place, edge)]
 
-    walk = Walk(*(word(_WALK + field) for field in range(len(Walk._fields))))
+    sequence = ()
+    if work.sequences is not None:
+        first = stage * SEQUENCE_WORDS
+        sequence = Sequence(*(work.sequences[first + i] for i in range(len(Sequence._fields))))
+    walk = Walk(*(word(_WALK + field) for field in range(_WALK_WORDS)), sequence)
     return Work(word(_TILE), word(_REDO), walk)
 
 

@@ -68,6 +68,7 @@ def _arguments(plan: ForwardPlan) -> list[Any]:
         None,  # parts of the keys
         _fake(cutlass.Int32, (1,), 4) if plan.is_dynamic else None,
         lists,
+        None,  # packed sequences, which this kernel does not take
         (cutlass.Float32(1.0), cutlass.Float32(1.0), cutlass.Float32(1.0)),
         tuple(cutlass.Int32(1) for _ in range(5)),
         # None, not an empty tuple: the launcher has no type for nothing.

@@ -87,6 +87,7 @@ class ForwardKernel:
         partials: None,
         counter: cute.Tensor | None,
         lists: tuple | None,
+        sequences: tuple | None,
         scalars: tuple,
         integers: tuple,
         captures: tuple | None,

@@ -15,6 +15,7 @@ from fovea.kernels.device.kv_walk import BlockListTensors
 from fovea.kernels.device.masking import Band
 from fovea.kernels.device.pipeline import Ring
 from fovea.kernels.device.scheduler import TileOrder
+from fovea.kernels.device.sequences import SequenceTable
 from fovea.kernels.device.work import WorkRing
 from fovea.kernels.portable.combine import Partials
 
@@ -36,12 +37,13 @@ class Problem(NamedTuple):
     block_lists: BlockListTensors | None
     counter: cute.Tensor | None  # (1,), 0 at launch: tiles drawn beyond each CTA's first
     packing: Packing | None
+    sequences: SequenceTable | None  # of a packed batch; the band is then what they share
 
 
 class TmaLoads(NamedTuple):
     """TMA atoms and coordinate tensors: Q and K (seqlen, head_dim, head, batch), V transposed.
 
-    Q is None where rows are packed.
+    Q is None where rows are packed. Packed sequences have `sequences.shifting_view`s.
     """
 
     atom_q: cute.CopyAtom | None
@@ -55,6 +57,7 @@ class TmaLoads(NamedTuple):
 class Outputs(NamedTuple):
     """Where results go: O through TMA, lse and max_score (batch, heads, seqlen_q) directly.
 
+    Of packed sequences they are (total, heads, head_dim_v) and (heads, total).
     `mO_rows` is O as the caller passed it, for the single rows that a redo writes; packed rows are
     all written so, and have no TMA.
     """

@@ -14,7 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import warpgroup
 
-from fovea.kernels.device.kv_walk import Walk, use_of, uses_of
+from fovea.kernels.device.kv_walk import Walk, band_of_walk, use_of, uses_of
 from fovea.kernels.device.mods import ModTable
 from fovea.kernels.device.own_visits import OwnVisits, own_visits
 from fovea.kernels.device.pipeline import count_own_fills, release, stage_of, wait_full
@@ -210,7 +210,7 @@ def _finish(plan: cutlass.Constexpr, role: _Role, finish: epilogue.Finish):
             role.shared,
             role.products,
             role.state,
-            role.problem.band,
+            band_of_walk(role.problem.band, finish.walk),
             finish,
         )
 
@@ -236,7 +236,8 @@ def _first_row(plan, role: _Role, work: Work) -> cutlass.Int32:
 def _own_visits(plan, role: _Role, work: Work) -> OwnVisits:
     """Return what this warpgroup visits of the CTA's walk."""
     first_row = _first_row(plan, role, work)
-    return own_visits(plan, work.walk, role.problem.band, first_row, WARPGROUP_ROWS)
+    band = band_of_walk(role.problem.band, work.walk)
+    return own_visits(plan, work.walk, band, first_row, WARPGROUP_ROWS)
 
 
 @cute.jit
@@ -260,7 +261,7 @@ def _main_loop(
             first_row,
             role.thread,
             walk,
-            role.problem.band,
+            band_of_walk(role.problem.band, walk),
             role.scalars,
             role.mods,
             role.problem.group_size,

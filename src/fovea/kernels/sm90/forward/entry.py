@@ -40,15 +40,19 @@ def build(plan: ForwardPlan) -> tuple[Any, list[Any]]:
         kernel.merge.kernel.set_name_prefix(
             kernel.merge.plan.name, remove_cutlass_symbol=True, keep_mangled_name=False
         )
+    kernel.table_kernel.set_name_prefix(
+        f"{plan.name}_sequences", remove_cutlass_symbol=True, keep_mangled_name=False
+    )
     return kernel, _arguments(plan)
 
 
 def _arguments(plan: ForwardPlan) -> list[Any]:
     features = plan.features
     dtype = element_type(plan)
-    batch, seqlen_q, seqlen_kv, heads_q, heads_kv = (cute.sym_int32() for _ in range(5))
+    batch, rows_q, rows_kv, heads_q, heads_kv = (cute.sym_int32() for _ in range(5))
     head_dim, head_dim_v = (cute.sym_int32(divisibility=8) for _ in range(2))
-    rows = (batch, heads_q, seqlen_q)
+    outer = () if features.varlen else (batch,)
+    stats = (*outer, heads_q, rows_q)
     lists = None
     if features.block_lists:
         counts = (_strided(cutlass.Int32, 3), _strided(cutlass.Int32, 4))
@@ -62,16 +66,17 @@ def _arguments(plan: ForwardPlan) -> list[Any]:
             cutlass.Int32(1),
         )
     return [
-        _operand(dtype, (batch, seqlen_q, heads_q, head_dim)),
-        _operand(dtype, (batch, seqlen_kv, heads_kv, head_dim)),
-        _operand(dtype, (batch, seqlen_kv, heads_kv, head_dim_v)),
-        _operand(dtype, (batch, seqlen_q, heads_q, head_dim_v)),
-        _fake(cutlass.Float32, rows, 4),
-        _fake(cutlass.Float32, rows, 4) if features.max_score else None,
+        _operand(dtype, (*outer, rows_q, heads_q, head_dim)),
+        _operand(dtype, (*outer, rows_kv, heads_kv, head_dim)),
+        _operand(dtype, (*outer, rows_kv, heads_kv, head_dim_v)),
+        _operand(dtype, (*outer, rows_q, heads_q, head_dim_v)),
+        _fake(cutlass.Float32, stats, 4),
+        _fake(cutlass.Float32, stats, 4) if features.max_score else None,
         _fake(cutlass.Float32, (heads_q,), 4) if features.sink else None,
         _partials() if plan.packs_heads else None,
-        _fake(cutlass.Int32, (1,), 4) if plan.is_dynamic else None,
+        _fake(cutlass.Int32, (1,), 4) if plan.is_dynamic and not features.varlen else None,
         lists,
+        _sequences() if features.varlen else None,
         (cutlass.Float32(1.0), cutlass.Float32(1.0), cutlass.Float32(1.0)),
         tuple(cutlass.Int32(1) for _ in range(5)),
         # None, not an empty tuple: the launcher has no type for nothing.
@@ -100,6 +105,13 @@ def _partials() -> tuple[Any, ...]:
         _fake(cutlass.Float32, rows, 4),
         cutlass.Int32(1),
     )
+
+
+def _sequences() -> tuple[Any, ...]:
+    """Return the table, which the kernel makes, and where the sequences lie."""
+    starts = (_strided(cutlass.Int32, 1), _strided(cutlass.Int32, 1))
+    used = (_strided(cutlass.Int32, 1), _strided(cutlass.Int32, 1))
+    return (_strided(cutlass.Int32, 1), *starts, *used, cutlass.Int32(1), cutlass.Int32(1))
 
 
 def _scalar(kind: str, features: ForwardFeatures) -> Any:

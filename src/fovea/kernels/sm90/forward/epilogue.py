@@ -14,6 +14,7 @@ from cutlass.cute.nvgpu import cpasync, warp
 from fovea.kernels.device.kv_walk import Walk
 from fovea.kernels.device.masking import Band
 from fovea.kernels.device.score import Scalars
+from fovea.kernels.device.sequences import bounded
 from fovea.kernels.device.softmax import (
     ROWS_PER_THREAD,
     add_lanes,
@@ -67,7 +68,12 @@ def run(
         if finish.is_redo == 0:
             judge(plan, shared, products.acc_o, state, band, finish)
     for row in cutlass.range_constexpr(ROWS_PER_THREAD):
-        normalise_row(plan, outputs, scalars, products.acc_o, state, finish.walk.head, row)
+        is_idle = None
+        if cutlass.const_expr(plan.features.varlen):
+            # A tile may hold rows of its segment that are not used.
+            is_idle = finish.first_row + row_in_warpgroup(finish.thread, row) >= band.seqlen_q
+        head = finish.walk.head
+        normalise_row(plan, outputs, scalars, products.acc_o, state, head, row, is_idle)
     if cutlass.const_expr(plan.is_optimistic):
         if finish.is_redo == 0:
             _write_tile(plan, outputs, shared, products, state, finish)
@@ -86,22 +92,32 @@ def normalise_row(
     state,
     head: cutlass.Int32,
     row: cutlass.Constexpr,
+    is_idle: cutlass.Boolean | None = None,
 ):
-    """Divide a row of O by its sum; leave its lse in `row_sum` and its natural maximum."""
+    """Divide a row of O by its sum; leave its lse in `row_sum` and its natural maximum.
+
+    An idle row, which belongs to no query, has neither keys nor a sink.
+    """
     features = plan.features
     sink = None
     if cutlass.const_expr(features.sink):
         sink = outputs.mSink[head].to(cutlass.Float32)
-    closed = close_row(state.reference[row], add_lanes(state.row_sum[row]), sink)
+    row_sum = add_lanes(state.row_sum[row])
+    if cutlass.const_expr(is_idle is not None):
+        row_sum = select(is_idle, cutlass.Float32(0.0), row_sum)
+    closed = close_row(state.reference[row], row_sum, sink)
     scale_row(acc_o, row, closed.inverse)
     if cute.arch.vote_any_sync(closed.is_dead):
         # A row without keys is written as zero, not multiplied by it.
         for column in cutlass.range_constexpr(columns_per_thread(acc_o)):
             idx = register_idx(row, column)
             acc_o[idx] = select(closed.is_dead, cutlass.Float32(0.0), acc_o[idx])
-    state.row_sum[row] = closed.lse
+    nothing = cutlass.Float32(-cutlass.Float32.inf)
+    state.row_sum[row] = closed.lse if is_idle is None else select(is_idle, nothing, closed.lse)
     if cutlass.const_expr(features.max_score and not features.modifies_score):
         state.row_max[row] = state.row_max[row] * scalars.scale
+    if cutlass.const_expr(features.max_score and is_idle is not None):
+        state.row_max[row] = select(is_idle, nothing, state.row_max[row])
 
 
 @cute.jit
@@ -123,10 +139,16 @@ def _write_row_numbers(
     """Write lse and maximum of one row; one of the four lanes that share it does."""
     q_idx = finish.first_row + row_in_warpgroup(finish.thread, row)
     walk = finish.walk
-    if finish.thread % 4 == 0 and q_idx < outputs.mLSE.shape[2]:
-        outputs.mLSE[walk.batch, walk.head, q_idx] = state.row_sum[row]
+    if cutlass.const_expr(plan.features.varlen):
+        num_rows = walk.sequence.num_rows
+        place = (walk.head, walk.sequence.row_begin + q_idx)
+    else:
+        num_rows = outputs.mLSE.shape[2]
+        place = (walk.batch, walk.head, q_idx)
+    if finish.thread % 4 == 0 and q_idx < num_rows:
+        outputs.mLSE[place] = state.row_sum[row]
         if cutlass.const_expr(plan.features.max_score):
-            outputs.mMaxScore[walk.batch, walk.head, q_idx] = state.row_max[row]
+            outputs.mMaxScore[place] = state.row_max[row]
 
 
 @cute.jit
@@ -147,8 +169,7 @@ def _write_rows(
     if warp_in_group == 0:
         cute.arch.cp_async_bulk_wait_group(0)
     warpgroup_barrier(finish.consumer)
-    walk = finish.walk
-    columns = outputs.mO_rows.shape[3]
+    columns = outputs.mO_rows.shape[-1]
     dtype = element_type(plan)
     for row in cutlass.range_constexpr(ROWS_PER_THREAD):
         in_group = row_in_warpgroup(finish.thread, row)
@@ -158,12 +179,20 @@ def _write_rows(
         ]
         if flag != 0:
             _write_row_numbers(plan, outputs, state, finish, row)
+            gO = _row_of(plan, outputs, finish.walk, q_idx)
             for column in cutlass.range_constexpr(columns_per_thread(acc_o)):
                 d_idx = column_of_register(column) + 2 * (finish.thread % 4)
                 if d_idx < columns:
                     value = acc_o[register_idx(row, column)].to(dtype)
-                    outputs.mO_rows[walk.batch, q_idx, walk.head, d_idx] = value
+                    gO[d_idx] = value
     free_unused(plan, shared, finish.consumer, finish.q_stage)
+
+
+def _row_of(plan, outputs: Outputs, walk: Walk, q_idx: cutlass.Int32) -> cute.Tensor:
+    """Return one row of O in global memory."""
+    if plan.features.varlen:
+        return outputs.mO_rows[walk.sequence.row_begin + q_idx, walk.head, None]
+    return outputs.mO_rows[walk.batch, q_idx, walk.head, None]
 
 
 @cute.jit
@@ -205,8 +234,13 @@ def _store_output(plan: cutlass.Constexpr, outputs: Outputs, shared: SharedTiles
     walk = finish.walk
     warp_in_group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
     if warp_in_group == 0:
+        if cutlass.const_expr(plan.features.varlen):
+            its = walk.sequence
+            mO = bounded(outputs.mO, walk.head, its.row_begin, its.num_rows)
+        else:
+            mO = outputs.mO[None, None, walk.head, walk.batch]
         gO = cute.local_tile(
-            outputs.mO[None, None, walk.head, walk.batch],
+            mO,
             (WARPGROUP_ROWS, plan.head_dim_v),
             (walk.m_idx * plan.num_consumers + finish.consumer, 0),
         )

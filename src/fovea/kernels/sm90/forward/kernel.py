@@ -20,6 +20,14 @@ from fovea.kernels.device.mods import ModTable, make_mod_table
 from fovea.kernels.device.pipeline import init_ring, make_ring
 from fovea.kernels.device.scheduler import TileOrder, num_tiles
 from fovea.kernels.device.score import Scalars
+from fovea.kernels.device.sequences import (
+    TABLE_THREADS,
+    SequenceTable,
+    SequenceTensors,
+    counter_of,
+    fill_table,
+    shifting_view,
+)
 from fovea.kernels.device.work import WorkRing, clear, work_words
 from fovea.kernels.portable.combine import CombineKernel, Merged, Partials
 from fovea.kernels.sm90.forward import compute, load
@@ -32,6 +40,7 @@ from fovea.kernels.sm90.forward.arguments import (
 )
 from fovea.kernels.sm90.wgmma import element_type, row_major_layout, transposed_layout
 from fovea.plan.roles import WARP_SIZE
+from fovea.plan.sequences import SEQUENCE_WORDS
 from fovea.plan.sm90 import (
     SHARED_ALIGNMENT,
     WARPGROUP_ROWS,
@@ -91,6 +100,7 @@ class ForwardKernel:
         partials: tuple | None,
         counter: cute.Tensor | None,
         lists: tuple | None,
+        sequences: tuple | None,
         scalars: tuple,
         integers: tuple,
         captures: tuple | None,
@@ -114,51 +124,53 @@ class ForwardKernel:
         atom_q, tma_q, atom_o, tma_o = None, None, None, None
         if cutlass.const_expr(not plan.packs_heads):
             atom_q, tma_q = cpasync.make_tiled_tma_atom(
-                load_op, _modes(mQ, _ROW_MAJOR_MODES), cute.slice_(layouts.q, stage), q_box
+                load_op, self._rows(mQ), cute.slice_(layouts.q, stage), q_box
             )
             atom_o, tma_o = cpasync.make_tiled_tma_atom(
-                store_op, _modes(mO, _ROW_MAJOR_MODES), cute.slice_(layouts.o, stage), o_box
+                store_op, self._rows(mO), cute.slice_(layouts.o, stage), o_box
             )
         atom_k, tma_k = cpasync.make_tiled_tma_atom(
-            shared_op,
-            _modes(mK, _ROW_MAJOR_MODES),
-            cute.slice_(layouts.k, stage),
-            k_box,
-            plan.cluster,
+            shared_op, self._rows(mK), cute.slice_(layouts.k, stage), k_box, plan.cluster
         )
         atom_v, tma_v = cpasync.make_tiled_tma_atom(
-            shared_op,
-            _modes(mV, _TRANSPOSED_MODES),
-            cute.slice_(layouts.v, stage),
-            v_box,
-            plan.cluster,
+            shared_op, self._columns(mV), cute.slice_(layouts.v, stage), v_box, plan.cluster
         )
-        batch, seqlen_q, heads, _ = mQ.shape
+        rows_q, heads = mQ.shape[-3], mQ.shape[-2]
+        tile_rows = plan.tile_m * plan.cluster
         offset, left, right, section_heads, num_ctas = integers
-        group_size = heads // mK.shape[2]
+        group_size = heads // mK.shape[-2]
         packing = None
+        table = None
+        if cutlass.const_expr(plan.features.varlen):
+            table, num_sequences = self._make_table(mQ, mK, sequences, stream)
+            counter = counter_of(table)
+            # No sequence has more tiles than its share, and each may round up.
+            num_m_tiles, head_rows = rows_q // tile_rows + num_sequences, heads
+        else:
+            num_m_tiles, head_rows = cute.ceil_div(rows_q, tile_rows), heads * mQ.shape[0]
         order = TileOrder(
-            num_m_tiles=cute.ceil_div(seqlen_q, plan.tile_m * plan.cluster),
+            num_m_tiles=num_m_tiles,
             heads=heads,
-            head_rows=heads * batch,
+            head_rows=head_rows,
             section_heads=section_heads,
         )
         if cutlass.const_expr(plan.packs_heads):
             packing = Packing(mQ, group_size, Partials(*partials))
             order = TileOrder(
-                num_m_tiles=cute.ceil_div(seqlen_q * group_size, plan.tile_m),
+                num_m_tiles=cute.ceil_div(rows_q * group_size, plan.tile_m),
                 heads=mK.shape[2],
-                head_rows=mK.shape[2] * batch,
+                head_rows=mK.shape[2] * mQ.shape[0],
                 section_heads=section_heads,
                 num_splits=packing.partials.num_splits,
             )
         problem = Problem(
             order=order,
-            band=Band(offset, left, right, seqlen_q, mK.shape[1]),
+            band=Band(offset, left, right, rows_q, mK.shape[-3]),
             group_size=group_size,
             block_lists=BlockListTensors(*lists) if plan.features.block_lists else None,
             counter=counter,
             packing=packing,
+            sequences=table,
         )
         self.kernel(
             problem,
@@ -180,6 +192,44 @@ class ForwardKernel:
         if cutlass.const_expr(plan.packs_heads):
             if packing.partials.num_splits > 1:
                 self.merge(packing.partials, Merged(mO, mLSE, mMaxScore, mSink), stream)
+
+    def _rows(self, tensor: cute.Tensor) -> cute.Tensor:
+        """Return a tensor with rows first, for the copy engine."""
+        if self.plan.features.varlen:
+            return shifting_view(tensor)
+        return _modes(tensor, _ROW_MAJOR_MODES)
+
+    def _columns(self, tensor: cute.Tensor) -> cute.Tensor:
+        """Return a tensor with columns first, for the copy engine."""
+        if self.plan.features.varlen:
+            return shifting_view(tensor, is_transposed=True)
+        return _modes(tensor, _TRANSPOSED_MODES)
+
+    def _make_table(
+        self, mQ: cute.Tensor, mK: cute.Tensor, sequences: tuple, stream: Any
+    ) -> tuple[SequenceTable, cutlass.Int32]:
+        """Launch the kernel that makes the table of sequences; return it and its length."""
+        words, *where = sequences
+        where = SequenceTensors(*where)
+        num_sequences = where.mStartQ.shape[0]  # the batch, and the rows behind it
+        table = SequenceTable(words, num_sequences)
+        self.table_kernel(where, table, mQ.shape[0], mK.shape[0]).launch(
+            grid=(cute.ceil_div(num_sequences, TABLE_THREADS), 1, 1),
+            block=(TABLE_THREADS, 1, 1),
+            stream=stream,
+        )
+        return table, num_sequences
+
+    @cute.kernel
+    def table_kernel(
+        self,
+        where: SequenceTensors,
+        table: SequenceTable,
+        total_q: cutlass.Int32,
+        total_kv: cutlass.Int32,
+    ):
+        """Write the table of sequences."""
+        fill_table(where, table, total_q, total_kv, self.plan.tile_m * self.plan.cluster)
 
     @cute.kernel
     def kernel(
@@ -257,5 +307,9 @@ class ForwardKernel:
         if plan.cluster > 1:
             letter = smem.allocate_tensor(cutlass.Int32, cute.make_layout(2), 8)
             mailbox = Mailbox(letter, barriers + offset)
-        work = WorkRing(words, flags, rings[3])
+        sequences = None
+        if plan.features.varlen:
+            layout = cute.make_layout(WORK_STAGES * SEQUENCE_WORDS)
+            sequences = smem.allocate_tensor(cutlass.Int32, layout, 16)
+        work = WorkRing(words, flags, rings[3], sequences)
         return SharedTiles(sQ, sK, sV, sO, *rings[:3], work, visits, mailbox)

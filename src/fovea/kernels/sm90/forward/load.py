@@ -11,8 +11,10 @@ import cutlass.cute as cute
 
 from fovea.kernels.device.cluster import Rank, cluster_rank, receive, send
 from fovea.kernels.device.kv_walk import Share, make_walk, pause_walk, reorder, uses_of
+from fovea.kernels.device.masking import Band
 from fovea.kernels.device.pipeline import stage_of
 from fovea.kernels.device.scheduler import decode_tile, num_tiles, split_of
+from fovea.kernels.device.sequences import Place, band_of_sequence, find_tile, packed_tiles
 from fovea.kernels.device.shared_walk import unite
 from fovea.kernels.device.values import select
 from fovea.kernels.device.work import (
@@ -44,8 +46,9 @@ def run(plan: cutlass.Constexpr, problem: Problem, tma: TmaLoads, shared: Shared
         rank = cluster_rank()
     fresh = cute.arch.block_idx()[0] // plan.cluster
     tile_number = cutlass.Int32(0)
+    total = _total_tiles(problem)
     while use >= 0:
-        tile_number, is_redo = _next_work(plan, problem, shared, rank, use, fresh, tile_number)
+        tile_number, is_redo = _next_work(plan, shared, rank, use, fresh, tile_number, total)
         walk, part = _walk(plan, problem, rank, tile_number)
         has_loads = tile_number >= 0
         if cutlass.const_expr(plan.looks_ahead):
@@ -77,25 +80,50 @@ def _share(plan, problem: Problem, tile_number: cutlass.Int32) -> Share | None:
 
 
 @cute.jit
+def _total_tiles(problem: Problem) -> cutlass.Int32:
+    """Return the number of query tiles of the call, or pairs of them in a cluster."""
+    total = cutlass.Int32(0)
+    if cutlass.const_expr(problem.sequences is None):
+        total = cutlass.Int32(num_tiles(problem.order))
+    else:
+        total = packed_tiles(problem.sequences, problem.order)
+    return total
+
+
+@cute.jit
+def _place(problem: Problem, tile_number: cutlass.Int32) -> tuple[Place, Band]:
+    """Return the query tile with this number, its sequence and the sequence's band."""
+    band = problem.band
+    if cutlass.const_expr(problem.sequences is None):
+        tile = decode_tile(tile_number, problem.order)
+        place = Place(reorder(tile, problem.order, problem.block_lists), ())
+    else:
+        place = find_tile(tile_number, problem.sequences, problem.order)
+        band = band_of_sequence(problem.band, place.sequence)
+    return place, band
+
+
+@cute.jit
 def _walk(plan: cutlass.Constexpr, problem: Problem, rank: Rank | None, tile_number: cutlass.Int32):
     """Return the walk to announce, and in a cluster what it is part of."""
-    tile = decode_tile(cutlass.max(tile_number, 0), problem.order)
-    tile = reorder(tile, problem.order, problem.block_lists)
+    place, band = _place(problem, cutlass.max(tile_number, 0))
+    tile, sequence = place
+    lists = problem.block_lists
     part = None
     if cutlass.const_expr(plan.cluster == 1):
         share = _share(plan, problem, cutlass.max(tile_number, 0))
-        walk = make_walk(tile, problem.band, problem.block_lists, plan, share)
+        walk = make_walk(tile, band, lists, plan, share, sequence)
     else:
         first = tile.m_idx * plan.cluster
         own, other = tile._replace(m_idx=first + rank.own), tile._replace(m_idx=first + rank.other)
-        walk = make_walk(own, problem.band, problem.block_lists, plan)
-        beside = make_walk(other, problem.band, problem.block_lists, plan)
+        walk = make_walk(own, band, lists, plan, None, sequence)
+        beside = make_walk(other, band, lists, plan, None, sequence)
         if cutlass.const_expr(plan.looks_ahead):
             if tile_number == PAUSE:
-                beside = pause_walk(beside, problem.order, problem.band, plan)
+                beside = pause_walk(beside, problem.order, band, plan)
     if cutlass.const_expr(plan.looks_ahead):
         if tile_number == PAUSE:
-            walk = pause_walk(walk, problem.order, problem.band, plan)
+            walk = pause_walk(walk, problem.order, band, plan)
     if cutlass.const_expr(plan.cluster > 1):
         walk, union = unite(walk, beside)
         part = Part(rank, union)
@@ -105,12 +133,12 @@ def _walk(plan: cutlass.Constexpr, problem: Problem, rank: Rank | None, tile_num
 @cute.jit
 def _next_work(
     plan: cutlass.Constexpr,
-    problem: Problem,
     shared: SharedTiles,
     rank: Rank | None,
     use: cutlass.Int32,
     fresh: cutlass.Int32,
     last: cutlass.Int32,
+    total: cutlass.Int32,
 ):
     """Return the tile to announce and the redo word: 0, or 1 + the slot whose flags say which rows.
 
@@ -119,14 +147,14 @@ def _next_work(
     """
     verdict = await_verdict(shared.work, use, plan.work_edge)
     if cutlass.const_expr(plan.cluster == 1):
-        tile_number, is_redo = _decide(plan, problem, use, fresh, last, verdict)
+        tile_number, is_redo = _decide(plan, use, fresh, last, total, verdict)
     else:
         said = select(verdict.wants_redo, cutlass.Int32(1), cutlass.Int32(0))
         tile_number, is_redo = last, cutlass.Int32(0)
         if rank.is_first:
             heard, _ = receive(shared.mailbox, use)
             both = verdict._replace(wants_redo=verdict.wants_redo | (heard != 0))
-            tile_number, is_redo = _decide(plan, problem, use, fresh, last, both)
+            tile_number, is_redo = _decide(plan, use, fresh, last, total, both)
             send(shared.mailbox, rank, tile_number, is_redo)
         else:
             send(shared.mailbox, rank, said, cutlass.Int32(0))
@@ -137,10 +165,10 @@ def _next_work(
 @cute.jit
 def _decide(
     plan: cutlass.Constexpr,
-    problem: Problem,
     use: cutlass.Int32,
     fresh: cutlass.Int32,
     last: cutlass.Int32,
+    total: cutlass.Int32,
     verdict: Verdict,
 ):
     """Return the tile to announce and the redo word.
@@ -154,7 +182,7 @@ def _decide(
     if verdict.wants_redo:
         tile_number = verdict.tile_number
         is_redo = 1 + stage_of(use, plan.work_edge)
-    elif fresh >= num_tiles(problem.order):
+    elif fresh >= total:
         tile_number = select(last == PAUSE, cutlass.Int32(STOP), cutlass.Int32(PAUSE))
     return tile_number, is_redo
 

@@ -15,6 +15,7 @@ from cutlass.cute.nvgpu import cpasync
 from fovea.kernels.device.cluster import Rank, pass_over
 from fovea.kernels.device.kv_walk import Walk, kv_tile, uses_of, visit_word
 from fovea.kernels.device.pipeline import Ring, expect_bytes, stage_of, wait_empty
+from fovea.kernels.device.sequences import bounded
 from fovea.kernels.device.shared_walk import Takers, Union, takers
 from fovea.kernels.sm90.forward.arguments import Problem, SharedTiles, TmaLoads
 
@@ -98,8 +99,13 @@ def _load_q(
     q_use: cutlass.Int32,
 ):
     """Load Q of every consumer; each waits only for the consumer that had the memory before."""
+    if cutlass.const_expr(plan.features.varlen):
+        its = walk.sequence
+        mQ = bounded(tma.mQ, walk.head, its.row_begin, its.seqlen_q)
+    else:
+        mQ = tma.mQ[None, None, walk.head, walk.batch]
     gQ = cute.local_tile(
-        tma.mQ[None, None, walk.head, walk.batch],
+        mQ,
         (plan.tile_m // plan.num_consumers, plan.head_dim),
         (None, 0),
     )
@@ -131,12 +137,15 @@ def _kv_operands(
     kv_head = walk.head
     if cutlass.const_expr(not plan.packs_heads):
         kv_head = walk.head // problem.group_size
-    gK = cute.local_tile(
-        tma.mK[None, None, kv_head, walk.batch], (plan.tile_n, plan.head_dim), (None, 0)
-    )
-    gV = cute.local_tile(
-        tma.mV[None, None, kv_head, walk.batch], (plan.head_dim_v, plan.tile_n), (0, None)
-    )
+    if cutlass.const_expr(plan.features.varlen):
+        its = walk.sequence
+        mK = bounded(tma.mK, kv_head, its.kv_begin, its.seqlen_kv)
+        mV = bounded(tma.mV, kv_head, its.kv_begin, its.seqlen_kv, is_transposed=True)
+    else:
+        mK = tma.mK[None, None, kv_head, walk.batch]
+        mV = tma.mV[None, None, kv_head, walk.batch]
+    gK = cute.local_tile(mK, (plan.tile_n, plan.head_dim), (None, 0))
+    gV = cute.local_tile(mV, (plan.head_dim_v, plan.tile_n), (0, None))
     k = _operand(plan, tma.atom_k, shared.k, shared.sK, gK, part)
     v = _operand(plan, tma.atom_v, shared.v, shared.sV, gV, part)
     return k, v
