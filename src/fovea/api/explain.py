@@ -19,6 +19,8 @@ from fovea.api.flex import flex_problem, split_options
 from fovea.api.variants import Kernel, kernel_of
 from fovea.arch import ARCHS
 from fovea.errors import UnsupportedError, invalid
+from fovea.plan.band_calls import as_band_call
+from fovea.plan.select import band_of
 from fovea.problem import (
     AttentionProblem,
     Request,
@@ -57,6 +59,8 @@ class Explanation:
         scalars: captured numbers that are arguments, so that a new value compiles nothing.
         ignored_options: kernel_options that change nothing here.
         copies: inputs whose layout a kernel cannot read in place.
+        limits: least and largest kv_idx - q_idx of masks that kernels take as limits, with block
+            lists that are not read then; None where no mask is such a band.
     """
 
     call: str
@@ -73,6 +77,7 @@ class Explanation:
     scalars: tuple[str, ...]
     ignored_options: tuple[str, ...]
     copies: tuple[str, ...]
+    limits: tuple[int | None, int | None] | None
 
     @property
     def kernel(self) -> Kernel | None:
@@ -152,7 +157,8 @@ def explain_problem(
     except UnsupportedError as error:
         reason = f"UnsupportedError: {error}"
     arch = None if choice is None else choice.arch
-    visible, total = _pairs(problem)
+    band_call = as_band_call(problem)
+    visible, total = _pairs(band_call)
     per_pair = 2 * (problem.head_dim + problem.head_dim_v)
     mods = (problem.score_mod, problem.mask_mod, problem.block_mask_mod)
     return Explanation(
@@ -170,6 +176,7 @@ def explain_problem(
         scalars=tuple(f"{s!r}" for mod in mods if mod is not None for s in mod.scalars),
         ignored_options=ignored,
         copies=_copies(problem),
+        limits=None if band_call is problem else band_call.limits,
     )
 
 
@@ -217,12 +224,7 @@ def _pairs(problem: AttentionProblem) -> tuple[int | None, int | None]:
         return _packed_pairs(problem, problem.varlen)
     rows = problem.batch * problem.heads_q
     total = problem.seqlen_q * problem.seqlen_kv
-    band = Band.of(
-        problem.causal,
-        problem.window,
-        seqlen_q=problem.seqlen_q,
-        seqlen_kv=problem.seqlen_kv,
-    )
+    band = band_of(problem)
     visible = rows * visible_pairs(band, seqlen_q=problem.seqlen_q, seqlen_kv=problem.seqlen_kv)
     lists = problem.block_lists
     if lists is not None and _is_readable(lists.kv_num_blocks):
@@ -318,6 +320,12 @@ def _lines(e: Explanation) -> list[str]:
         lines.append(f"specialised   {'; '.join(e.specialised)}: a new value is a new kernel")
     if e.ignored_options:
         lines.append(f"ignored       kernel_options {', '.join(e.ignored_options)}")
+    if e.limits is not None:
+        least, largest = (limit if limit is not None else "any" for limit in e.limits)
+        lines.append(
+            f"masks         limits in a kernel, {least} <= kv_idx - q_idx <= {largest}: no "
+            "function runs, no block list is read"
+        )
     if e.copies:
         lines.append(f"copied first  {', '.join(e.copies)}")
     return lines

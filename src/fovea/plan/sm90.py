@@ -269,9 +269,7 @@ def forward_tile(head_dim: int, features: ForwardFeatures, *, is_short: bool) ->
     return TileShape(*_tile_shapes(features, is_short=is_short)[head_dim])
 
 
-def _tile_shapes(
-    features: ForwardFeatures, *, is_short: bool
-) -> dict[int, tuple[int, int, int, int]]:
+def _tile_shapes(features: ForwardFeatures, *, is_short: bool) -> dict[int, tuple[int, ...]]:
     """Return the shape of every head dimension; measured in docs/notes/hopper_forward.md."""
     if features.block_lists:
         return {64: (128, 128, 3, 2), 128: (128, 128, 2, 2), 256: (128, 64, 2, 1)}
@@ -285,9 +283,13 @@ def _tile_shapes(
     # The more rows read a K and V tile, the less binds what the L2 cache can deliver, and the
     # better do the warpgroups hide each other's ends.
     tall = {**narrow, 64: (256, 64, 6, 2), 128: (192, 64, 4, 2)}
+    # Sharing K and V in a cluster helps where 128 rows read them, and long walks a little; where
+    # query tiles differ in work the two CTAs wait for each other.
     if features.limit_left or features.limit_right:
-        return tall
-    return {**tall, 256: (128, 80, 2, 1)} | ({} if is_short else {64: (192, 128, 3, 2)})
+        return tall if is_short else {**tall, 256: (128, 64, 2, 1, 2)}
+    if is_short:
+        return {**tall, 256: (128, 80, 2, 1, 2)}
+    return {64: (192, 128, 3, 2, 2), 128: (192, 64, 4, 2, 2), 256: (128, 80, 2, 1, 2)}
 
 
 # Of packed plans: one wgmma of rows, and as much of K and V on its way as fits, since what memory

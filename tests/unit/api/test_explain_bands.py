@@ -1,0 +1,35 @@
+"""What `fovea.explain` says of masks that are bands."""
+
+import pytest
+import torch
+
+import fovea
+from fovea import mods
+
+LENGTH = 100
+
+
+def _explain(**options):
+    q = torch.zeros(1, LENGTH, 2, 64, dtype=torch.bfloat16)
+    return fovea.explain(q, q, q, **options)
+
+
+@pytest.mark.parametrize(
+    "mask", [mods.causal, mods.sliding_window(7, 2), mods.sliding_window(9, -3)], ids=str
+)
+def test_a_band_is_named_and_counted(mask):
+    zero = torch.zeros((), dtype=torch.int64)
+    position = torch.arange(LENGTH)
+    count = int(mask(zero, zero, position[:, None], position).sum())
+    block_mask = fovea.create_block_mask(mask, None, None, LENGTH, LENGTH, "cpu")
+    for options in ({"mask_mod": mask}, {"block_mask": block_mask}):
+        found = _explain(**options)
+        assert found.limits is not None
+        assert found.visible_pairs == 2 * count
+        assert "<= kv_idx - q_idx <=" in str(found)
+
+
+def test_other_masks_are_no_limits():
+    found = _explain(mask_mod=mods.prefix_lm(5))
+    assert found.limits is None
+    assert "kv_idx - q_idx" not in str(found)
