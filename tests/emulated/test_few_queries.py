@@ -119,6 +119,19 @@ def test_bits_depend_on_the_number_of_parts_alone(machine):
     assert torch.equal(again.lse, _first_run().lse)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("splits", [1, 3])
+def test_bits_are_the_same_under_10_schedules_and_no_race_is_reported(splits):
+    problem = problem_of(shape(5, 700, 8, batch=2, head_dim=128), causal=True)
+    expected = run(problem, splits)
+    for seed in range(1, 10):
+        delay = ("random", "eager", "late")[seed % 3]
+        options = Options(seed=seed, async_delay=delay)
+        again = run(problem, splits, num_sms=1 + seed % 3, options=options)
+        assert torch.equal(again.out, expected.out)
+        assert torch.equal(again.lse, expected.lse)
+
+
 def test_bits_of_a_row_do_not_depend_on_its_batch():
     alone = run(problem_of(shape(5, 900, 8, batch=2), is_first=True, causal=True), 3)
     assert torch.equal(alone.out[0], _first_run().out[0])
