@@ -204,11 +204,36 @@ def blackwell_plan() -> sm100.ForwardPlan:
     return sm100.make_forward_plan("bfloat16", 128, ForwardFeatures(), software_columns=4)
 
 
+def decode(peers: tuple[str, ...] = ("fa3", "cudnn", "flex")) -> str:
+    """Return the table of few queries beside the copy rate; a peer that did not run is a dash."""
+    path = RESULTS / "decode.json"
+    if not path.is_file():
+        return "Not measured yet."
+    result = json.loads(path.read_text(encoding="utf-8"))
+    stamp = result["stamp"]
+    lines = [
+        f"{stamp['gpu']}, {stamp['power_limit_watts']} W, torch {stamp['torch']}, {stamp['date']}: "
+        f"`{stamp['command']}`. Steady state in {result['unit']} of K and V.",
+        "",
+        f"| call | fovea | {' | '.join(peers)} | copy | fovea / copy | fovea / best peer |",
+        f"|---|---|{'---|' * len(peers)}---|---|---|",
+    ]
+    for row in result["rows"]:
+        rates = [row[name] for name in peers if name in row]
+        cells = [f"{row[name]:.0f}" if name in row else "-" for name in ("fovea", *peers, "copy")]
+        cells.append(f"{row['fovea_of_copy']:.2f}" if "fovea_of_copy" in row else "-")
+        cells.append(f"{row['fovea'] / max(rates):.2f}" if rates else "-")
+        call = f"B{row['B']} H{row['H']}/{row['Hkv']} Sq{row['Sq']} S{row['S']} D{row['D']}"
+        lines.append(f"| {call} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "decisions/README.md": {"pages": lambda: pages_of("decisions")},
     "notes/README.md": {"pages": lambda: pages_of("notes")},
     "benchmarks.md": {
         "forward": lambda: speed("forward", ("fa3", "cudnn")),
+        "decode": decode,
         "forward mods": lambda: speed("forward_mods", ("flex",)),
     },
     "environment.md": {"environment": environment},

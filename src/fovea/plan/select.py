@@ -74,6 +74,7 @@ def num_splits(problem: AttentionProblem, plan: ForwardPlan, num_sms: int) -> in
     """
     if not (isinstance(plan, sm90.ForwardPlan) and plan.packs_heads):
         return 1
+    problem = as_band_call(problem)
     tiles_per_head = -(-problem.seqlen_q * problem.group_size // plan.tile_m)
     spans = [
         kv_range(
