@@ -23,7 +23,8 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "gpu"))
 
-from cases import Call, case_named
+from call import Call
+from cases import case_named
 
 from benchmarks import protocol
 from fovea.arch import arch_named

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from cases import Call, case_named
+from call import Call
+from cases import case_named
 from judge import judge, judge_problem, run
 from torch import Tensor
 
