@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 import fovea
-from benchmarks import bench_decode, bench_forward_mods, shapes
+from benchmarks import bench_decode, bench_forward_mods, bench_varlen, shapes
 from fovea.arch import SM90
 from fovea.compile.aot import write_bundle
 from fovea.compile.target import CompileTarget
 from fovea.compile.variant import ForwardVariant
 from fovea.plan import select
-from fovea.problem import Request, make_dense
+from fovea.problem import Request, VarlenRequest, make_dense, make_varlen
 
 
 def main() -> None:
@@ -29,7 +29,8 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--workers", type=int, default=None)
     options = parser.parse_args()
-    variants = list(dict.fromkeys((*dense_variants(), *mod_variants(), *decode_variants())))
+    suites = (dense_variants(), mod_variants(), decode_variants(), varlen_variants())
+    variants = list(dict.fromkeys(variant for suite in suites for variant in suite))
     write_bundle(
         variants, [CompileTarget(arch=SM90.target)], options.bundle, workers=options.workers
     )
@@ -59,6 +60,26 @@ def decode_variant(call: bench_decode.Call) -> ForwardVariant:
         for length, heads in ((call.Sq, call.H), (call.S, call.Hkv))
     )
     return ForwardVariant(select.forward_plan(make_dense(q, k, k, Request(causal=True)), SM90))
+
+
+def varlen_variants() -> list[ForwardVariant]:
+    """Return the kernels of the varlen suite, and of the dense calls beside."""
+    packed = [varlen_variant(call) for call in bench_varlen.CALLS]
+    dense = [variant_of(call.dense, causal=call.causal) for call in bench_varlen.CALLS]
+    return [*packed, *dense]
+
+
+def varlen_variant(call: bench_varlen.Call) -> ForwardVariant:
+    """Return the kernel of one call of the varlen suite."""
+    total, longest = sum(bench_varlen.lengths()), max(bench_varlen.lengths())
+    q, k = (
+        torch.empty(total, heads, call.D, dtype=torch.bfloat16, device="meta")
+        for heads in (call.H, call.Hkv)
+    )
+    starts = torch.empty(len(bench_varlen.lengths()) + 1, dtype=torch.int32, device="meta")
+    where = VarlenRequest(starts, starts, longest, longest)
+    problem = make_varlen(q, k, k, where, Request(causal=call.causal))
+    return ForwardVariant(select.forward_plan(problem, SM90))
 
 
 def mod_variant(make: Callable[[shapes.Shape, str], bench_forward_mods.Case]) -> ForwardVariant:

@@ -279,7 +279,7 @@ def _tile_shapes(features: ForwardFeatures, *, is_short: bool) -> dict[int, tupl
         return {**narrow, 64: (128, 128, 2, 2)}
     if features.modifies_score:
         # The lengths of a packed sequence take registers too: 192x128 spills with them.
-        return {**narrow, 64: (192, 112, 3, 2)} if features.varlen else narrow
+        return {**narrow, 64: (192, 96, 3, 2)} if features.varlen else narrow
     # The more rows read a K and V tile, the less binds what the L2 cache can deliver, and the
     # better do the warpgroups hide each other's ends.
     tall = {**narrow, 64: (256, 64, 6, 2), 128: (192, 64, 4, 2)}
