@@ -6,8 +6,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from fovea.emulator.arithmetic import accumulate
 from fovea.emulator.arithmetic.accumulate import (
     accumulation,
+    multiply_aligned,
     multiply_exact,
     multiply_fast,
     multiply_integer,
@@ -146,6 +148,47 @@ def test_fast_product_is_close_to_the_exact_one():
     )
     scale = np.abs(a) @ np.abs(b) + np.abs(c)
     assert np.all(np.abs(multiply_fast(a, b, c) - exact) <= scale * 2.0**-21)
+
+
+@pytest.mark.parametrize("with_c", [True, False])
+@pytest.mark.parametrize("result", ["f32", "f16"])
+@pytest.mark.parametrize("name", ["bf16", "f16", "tf32", "e4m3", "e5m2"])
+@pytest.mark.parametrize("generation", ["hopper", "blackwell"])
+def test_float32_and_integer_sums_are_equal_in_every_bit(
+    monkeypatch, generation, name, result, with_c
+):
+    a, b = random_operands(7, name, 70, 24, "narrow")
+    a, b = a * np.float32(2.0**-3), b.copy()
+    if name in ("e4m3", "e5m2"):
+        a = a * np.float32(2.0**3)  # times a power of two, but still of the format
+    a[5], b[:, 3], a[:, 2] = 0, 0, 0
+    kind = np.float16 if result == "f16" else np.float32
+    c = (np.random.default_rng(8).standard_normal((70, 24)) * 40).astype(kind)
+    c[5] = 0
+    how = accumulation(generation, name, result)
+    arguments = {"a_format": name, "b_format": name, "how": how}
+    quick = multiply_aligned(a, b, c if with_c else None, **arguments)
+    assert quick is not None and quick.dtype == kind
+    monkeypatch.setattr(accumulate, "multiply_aligned", lambda *_, **__: None)
+    slow = multiply_exact(a, b, c if with_c else None, **arguments)
+    bits = np.uint16 if result == "f16" else np.uint32
+    assert np.array_equal(quick.view(bits), slow.view(bits))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "c"),
+    [(np.inf, 1, 0), (1, np.nan, 0), (1, 1, np.inf), (2.0**100, 2.0**26, 0), (2.0**-60, 2.0**-50, 0)],
+)
+def test_aligned_product_leaves_what_float32_cannot_hold(a, b, c):
+    rows, columns = np.full((1, 16), a, np.float32), np.full((16, 1), b, np.float32)
+    how = accumulation("hopper", "bf16", "f32")
+    start = np.full((1, 1), c, np.float32)
+    formats = {"a_format": "bf16", "b_format": "bf16", "how": how}
+    assert multiply_aligned(rows, columns, start, **formats) is None
+    expected = a * b * 16 + c
+    got = multiply_exact(rows, columns, start, **formats)[0, 0]
+    wanted = np.inf if expected >= 2.0**128 else expected
+    assert got == wanted or (np.isnan(got) and np.isnan(wanted))
 
 
 def test_integer_product_wraps_or_saturates():

@@ -284,19 +284,31 @@ def test_integer_product_is_exact(types):
     assert np.array_equal(out, accumulators(product))
 
 
-def test_exact_mode_truncates_as_the_tensor_core_does():
+def test_both_modes_truncate_as_the_tensor_core_does():
     # 1 + 2^-13 * 2^-14 in sixteen terms: every term is lost in alignment.
     one = np.float32(1).view(np.uint32) >> 16
     tiny = [int(np.float32(2.0**-e).view(np.uint32) >> 16) for e in (13, 14)]
     a, b = np.full((64, 16), tiny[0], np.uint16), np.full((32, 16), tiny[1], np.uint16)
     a[:, 0] = b[:, 0] = one
-    results = {}
     for exact in (False, True):
         out = np.zeros((16, 128), np.float32)
         launch(kernel(32, width=32), out, place(a, 32), place(b, 32), exact_mma=exact)
-        results[exact] = out
-    assert (results[True] == 1).all()
-    assert (results[False] > 1).any() or (results[False] == 1).all()
+        assert (out == 1).all()
+
+
+@pytest.mark.parametrize("name", ["bf16", "f16", "tf32"])
+def test_fast_mode_gives_the_bits_of_the_exact_mode(name):
+    k = FORMATS[name][1]
+    a, b, product, _ = setup(width=128, steps=4, name=name)
+    tail = "1, 1, 0, 0" if FORMATS[name][0] == 2 else "1, 1"
+    text = kernel(32, types=f"f32.{name}.{name}", k=k, steps=4, tail=tail, scale_d="%yes")
+    initial = accumulators(100 * product.astype(np.float32))  # far above what is added
+    outs = [initial.copy(), initial.copy()]
+    for exact, out in zip((False, True), outs):
+        launch(text, out, place(a, 128), place(b, 128), exact_mma=exact)
+    assert np.array_equal(outs[0], outs[1])
+    plain = accumulators((101 * product).astype(np.float32))
+    assert (outs[0] != plain).mean() > 0.1  # truncation shows
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -22,6 +22,7 @@ import numpy as np
 
 from fovea.emulator.arithmetic.accumulate import (
     accumulation,
+    multiply_aligned,
     multiply_exact,
     multiply_fast,
     multiply_integer,
@@ -51,6 +52,9 @@ from fovea.emulator.machine.warp import UNINITIALISED, InFlight
 from fovea.emulator.races import Access, Clock
 
 _K_BYTES = 32
+# The fast mode, too, sums as the unit does where it keeps 25 bits and float32 can hold the terms:
+# in long sums the truncated bits show in the results of attention. It leaves fp8 its float32.
+_FULL_ALIGNMENT = 25
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
@@ -305,9 +309,12 @@ def _product_of(product: Product, a: Array, b: Array, c: Array | None, *, exact:
         x = -x
     if product.b_sign < 0:
         y = -y
-    if exact:
-        how = accumulation("hopper", product.a_type, product.d_type)
-        return multiply_exact(x, y, c, a_format=product.a_type, b_format=product.b_type, how=how)
+    how = accumulation("hopper", product.a_type, product.d_type)
+    if exact or how.alignment_bits == _FULL_ALIGNMENT:
+        multiply = multiply_exact if exact else multiply_aligned
+        d = multiply(x, y, c, a_format=product.a_type, b_format=product.b_type, how=how)
+        if d is not None:
+            return d
     if product.d_type == "f16" and c is None:
         return multiply_fast(x, y, None).astype(np.float16)
     return multiply_fast(x, y, c)
