@@ -37,6 +37,9 @@ from fovea.emulator.ptx import syntax
 # scheduler steps without any event after which another cluster is started: a running one may be
 # waiting, by polling global memory, for a cluster that has not been started
 _PATIENCE = 2000
+# steps of each active warp without any event after which, if all do nothing but look at memory,
+# they are taken to wait for a cluster not started or for lanes that wait for them to converge
+_SPIN_LIMIT = 16
 # failed polls in a row, per active warp, after which nothing can be expected to change any more
 _POLL_LIMIT = 200
 # times in a row that waits with a time limit are ended before all is taken to be stuck: as many
@@ -268,11 +271,22 @@ class Scheduler:
             self._idle = 0
             return
         self._idle += 1
+        if self._active and self._idle % (_SPIN_LIMIT * len(self._active)) == 0:
+            self._end_spinning()
         if self._idle % _PATIENCE == 0:
             self._start_cluster()
         polling = self._active and all(warp.polled for warp in self._active)
         if polling and self._idle > _POLL_LIMIT * len(self._active) and not self._step_engines():
             self._stuck()
+
+    def _end_spinning(self) -> None:
+        """If all active warps only look at memory, start a cluster or part lanes that wait."""
+        first = self._machine.step - self._idle
+        if any(warp.looked <= first for warp in self._active):
+            return
+        if not self._step_engines() and not self._start_cluster():
+            for warp in self._active:
+                warp.part_ways()
 
     def _expire(self) -> bool:
         """End the waits that have a time limit; return whether that may help.

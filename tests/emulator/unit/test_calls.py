@@ -98,3 +98,42 @@ PRINT = (
 def test_printed_text_is_in_the_result() -> None:
     result = emulator.load_ptx(PRINT).launch("k", 1, 32)
     assert result.printed == ("t=3 x=3.00",)
+
+
+RECURSIVE = """
+.func (.param .b32 r) first(.param .b32 a);
+.func (.param .b32 r) second(.param .b32 a)
+{
+    call.uni (r), first, (a);
+    ret;
+}
+.func (.param .b32 r) first(.param .b32 a)
+{
+    call.uni (r), second, (a);
+    ret;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("functions", "call", "words"),
+    [
+        (RECURSIVE, "call.uni (r), first, (a);", "recursive call of first"),
+        (FUNCTIONS, "call (r), %f, (a), type;", "indirect call"),
+        (FUNCTIONS, "mov.u64 %f, square;", "square is no variable"),
+    ],
+)
+def test_call_that_is_not_implemented_is_an_error_that_names_it(functions, call, words):
+    kernel = f"""
+    .visible .entry k()
+    {{
+        .reg .b64 %f; .param .b32 a; .param .b32 r;
+        mov.u64 %f, 0; st.param.b32 [a], 3;
+        type: .callprototype (.param .b32 _) _ (.param .b32 _);
+        {call}
+        ret;
+    }}
+    """
+    with pytest.raises(emulator.PtxError, match=words) as caught:
+        emulator.load_ptx(HEAD + functions + kernel).launch("k", 1, 32, args=[])
+    assert caught.value.line > 0

@@ -128,3 +128,30 @@ def test_try_wait_that_is_no_loop_times_out_where_nobody_arrives() -> None:
         out = np.zeros(1, np.uint32)
         module(body).launch("k", 1, 64, args=[out], options=Options(seed=seed))
         assert out[0] == 9
+
+
+LOCK = """TRY: atom.global.acquire.gpu.cas.b32 %v, [%o], 0, 1;
+    setp.ne.u32 %p, %v, 0; @%p bra TRY;
+    ld.global.u32 %n, [%o+4]; add.u32 %n, %n, 1; st.global.u32 [%o+4], %n;
+    atom.global.release.gpu.exch.b32 %v, [%o], 0;"""
+
+
+@pytest.mark.parametrize(("grid", "block"), [(1, 32), (2, 8)])
+def test_lanes_that_spin_for_a_lock_of_their_own_warp_get_it(grid: int, block: int) -> None:
+    # the holder stands where the lanes of the loop meet, and the others loop until it goes on
+    out = np.zeros(2, np.uint32)
+    module(LOCK).launch("k", grid, block, args=[out], options=Options(max_steps=50_000))
+    assert out.tolist() == [0, grid * block]
+
+
+def test_lane_that_waits_for_a_later_cluster_does_not_part_from_its_warp() -> None:
+    # lane 0 of the first cluster polls until the second has come; then all have to converge
+    body = """setp.ne.u32 %q, %c, 0; @%q bra SIGNAL;
+        setp.ne.u32 %p, %t, 0; @%p bra MEET;
+        POLL: ld.acquire.gpu.global.u32 %v, [%o]; setp.eq.u32 %p, %v, 0; @%p bra POLL;
+        MEET: redux.sync.add.u32 %n, %t, -1; st.global.u32 [%o+4], %n; bra END;
+        SIGNAL: setp.ne.u32 %p, %t, 0; @%p bra END; st.release.gpu.global.u32 [%o], 1;
+        END:"""
+    out = np.zeros(2, np.uint32)
+    module(body).launch("k", 2, 32, args=[out], options=Options(max_steps=50_000))
+    assert out.tolist() == [1, 496]

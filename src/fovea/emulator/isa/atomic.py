@@ -79,8 +79,14 @@ def _update(
     operation: Callable[..., Array],
     dtype: Any,
     write: Any,
+    *,
+    is_conditional: bool = False,
 ) -> Action:
-    """Return the action: lanes with distinct addresses at once, others one by one."""
+    """Return the action: lanes with distinct addresses at once, others one by one.
+
+    A conditional one that changes nothing writes nothing, so that nobody waits in vain for a loop
+    around it to get anywhere.
+    """
     size = size_bytes(ptx_type)
     count = len(ins.items("b")) if isinstance(ins.operands["b"], syntax.Vector) else 1
     item, parts = (size, count)
@@ -88,26 +94,41 @@ def _update(
     store = store_lanes(ins, address, ins["space"], item, is_strong=True)
     read_address = ins.address(address)
 
-    def apply(w: Any, mask: Array, operands: list[Array]) -> Array:
-        old = load(w, mask)
+    def computed(old: Array, operands: list[Array]) -> Array:
         new = [
             operation(old[n].view(dtype), *(v[n].view(dtype) for v in operands)).view(old.dtype)
             for n in range(parts)
         ]
-        store(w, mask, np.array(new))
+        return np.array(new)
+
+    def changed(old: Array, new: Array, mask: Array) -> bool:
+        return bool((old != new)[:, mask].any())
+
+    def apply(w: Any, mask: Array, operands: list[Array]) -> Array:
+        old = load(w, mask)
+        new = computed(old, operands)
+        if not is_conditional or changed(old, new, mask):
+            store(w, mask, new)
         return old
+
+    def all_at_once(w: Any, mask: Array, operands: list[Array]) -> Array | None:
+        """Return the old values if no lane's update can meet another's, else None."""
+        addresses = read_address(w)[mask]
+        if len(set(addresses.tolist())) == len(addresses):
+            return apply(w, mask, operands)
+        if not is_conditional:
+            return None
+        old = load(w, mask)
+        return old if not changed(old, computed(old, operands), mask) else None
 
     def run(w: Any, mask: Array) -> None:
         operands = [np.array(v) for v in values(w)]
-        addresses = read_address(w)[mask]
-        if len(set(addresses.tolist())) == len(addresses):
-            old = apply(w, mask, operands)
-        else:
+        old = all_at_once(w, mask, operands)
+        if old is None:
             old = np.zeros((parts, LANES), f"u{item}")
             for lane in np.flatnonzero(mask).tolist():
                 alone = np.arange(LANES) == lane
                 old[:, lane] = apply(w, alone, operands)[:, lane]
-        w.machine.notify()
         if write is not None:
             write(w, mask, list(old) if parts > 1 else old[0])
 
@@ -181,7 +202,9 @@ def atom_cas(ins: Instruction) -> Decoded:
     def operation(old: Array, expected: Array, new: Array) -> Array:
         return np.where(old == expected, new, old)
 
-    return _update(ins, "a", t, values, operation, numpy_dtype(t), write)
+    return _update(
+        ins, "a", t, values, operation, numpy_dtype(t), write, is_conditional=True
+    )
 
 
 @instruction("red{.sem}{.scope}{.space}.op{.L2::cache_hint}.type [a], b{, cache-policy}",

@@ -28,10 +28,10 @@ def ret(ins: Instruction) -> Jump:
 
 
 @instruction(
-    "call{.uni} a{, b}{, c}", source="PTX ISA 9.7.12.5", evidence="manual-only", kind="control"
+    "call{.uni} a{, b}{, c}{, d}", source="PTX ISA 9.7.12.5", evidence="manual-only", kind="control"
 )
 def call(ins: Instruction) -> Jump:
-    """Call a device function of the module, vprintf or __assertfail."""
+    """Call a device function of the module, vprintf or __assertfail; not through a pointer."""
     return Jump("call")
 
 

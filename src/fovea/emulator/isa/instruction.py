@@ -330,7 +330,7 @@ class Instruction:
     def variable(self, name: str) -> tuple[str, int]:
         """Return (state space, address) of a variable."""
         if name not in self.program.variables:
-            raise self.error(f"{name} is not declared")
+            raise self.error(f"{name} is no variable (addresses of functions are not implemented)")
         return self.program.variables[name]
 
     # --- inline source --------------------------------------------------------------------

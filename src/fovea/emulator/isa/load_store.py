@@ -221,6 +221,7 @@ def load_lanes(
         access = w.touch(ins, mask)
         access.is_strong = is_strong
         if is_strong:
+            w.looked = w.machine.step
             synchronise(w, addresses, is_acquire=True, is_release=False)
         groups = segments(w, addresses, mask)
         if len(groups) == 1 and groups[0][2] is None:

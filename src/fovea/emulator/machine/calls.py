@@ -1,7 +1,8 @@
 """Calls of device functions, and the two system functions kernels call: vprintf, __assertfail.
 
 Parameters of calls live in the local memory of the thread; a call copies the caller's variables to
-the callee's, a return copies the results back. There is no recursion: each function has one place.
+the callee's, a return copies the results back. There is no recursion (an error when the kernel is
+decoded): each function has one place.
 Lives here: matching of arguments to parameters, and the system functions. Not here: the jump
 (`machine/warp.py`). Invariant: a call of anything else is an error that names it.
 """
@@ -49,10 +50,15 @@ def plan_call(ins: Instruction, signatures: Mapping[str, Signature]) -> CallPlan
         PtxError: arguments do not fit the function.
         UnsupportedForm: an indirect call, or an external function that is not known.
     """
-    operands = [ins.operands[name] for name in "abc" if name in ins.operands]
+    operands = [ins.operands[name] for name in "abcd" if name in ins.operands]
     place = next((n for n, o in enumerate(operands) if isinstance(o, syntax.Symbol)), None)
-    if place is None or place > 1:
-        raise UnsupportedForm(f"indirect call `{ins.text}`", ins.line, ins.opcode)
+    if place is None or place > 1 or any(isinstance(o, syntax.Register) for o in operands):
+        raise UnsupportedForm(
+            f"`{ins.text}`: an indirect call, through the address of a function; only calls by "
+            "name are implemented",
+            ins.line,
+            ins.opcode,
+        )
     function = operands[place]
     assert isinstance(function, syntax.Symbol)
     results = _symbols(ins, operands[0]) if place == 1 else ()

@@ -151,12 +151,13 @@ class Wait:
 class Reconvergence:
     """Lanes that meet again at segment `pc`; `mask` are those still expected or arrived."""
 
-    __slots__ = ("arrived", "mask", "outer", "pc")
+    __slots__ = ("arrived", "calls", "mask", "outer", "pc")
 
     def __init__(self, pc: int, mask: Array, outer: "Reconvergence | None"):
         self.pc = pc
         self.mask = mask
         self.arrived = np.zeros(LANES, np.bool_)
+        self.calls: Calls = ()
         self.outer = outer
 
 
@@ -191,7 +192,7 @@ class Warp:
     """One warp of a CTA."""
 
     __slots__ = ("access", "cta", "current", "exited", "groups", "index", "lane_counts",
-                 "local", "max_registers", "polled", "registers", "running_mask",
+                 "local", "looked", "max_registers", "polled", "registers", "running_mask",
                  "segment_counts", "slot_dtypes", "specials", "splits", "state", "wait",
                  "waited_steps")  # fmt: skip
 
@@ -208,6 +209,7 @@ class Warp:
         self.running_mask = self.current.mask
         self.wait: Wait | None = None
         self.polled = False
+        self.looked = -1  # the scheduler step of the last atomic or strong load
         self.groups: dict[Any, GroupQueue] = {}
         self.state: dict[Any, Any] = {}
         self.specials: dict[str, Array] = {}
@@ -403,6 +405,7 @@ class Warp:
         if record is None or split.pc != record.pc:
             return
         record.arrived = record.arrived | split.mask
+        record.calls = split.calls
         self.splits.remove(split)
         self._settle(record, split.calls)
 
@@ -412,6 +415,28 @@ class Warp:
             part.calls = calls
             self.splits.append(part)
             self._arrive(part)
+
+    def part_ways(self) -> bool:
+        """Let lanes that wait where lanes meet go on alone; return whether there were any.
+
+        The lanes they wait for may spin until one of them releases a lock: the manual promises
+        progress to each thread.
+        """
+        met: list[Reconvergence] = []
+        for split in self.splits:
+            record = split.record
+            while record is not None and record not in met:
+                met.append(record)
+                record = record.outer
+        waiting = [record for record in met if record.arrived.any()]
+        for record in waiting:
+            part = Split(record.pc, record.arrived, record.outer)
+            part.calls = record.calls
+            record.mask = record.mask & ~record.arrived
+            record.arrived = np.zeros(LANES, np.bool_)
+            self.splits.append(part)
+            self._arrive(part)
+        return bool(waiting)
 
     @property
     def is_finished(self) -> bool:

@@ -4,11 +4,12 @@ Lives here: layout of variables. Not here: decoding (`machine/blocks.py`) or run
 Invariant: dynamic shared memory follows all static shared variables of the kernel.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from fovea.emulator.errors import LaunchError, PtxError
+from fovea.emulator.errors import LaunchError, PtxError, UnsupportedForm
 from fovea.emulator.isa.instruction import Array
 from fovea.emulator.machine.blocks import KernelProgram
 from fovea.emulator.machine.calls import Signature
@@ -193,20 +194,44 @@ class Layout:
         )
 
     def _called_functions(self, kernel: syntax.Function) -> list[syntax.Function]:
-        """Return the device functions of the module that a kernel calls, directly or not."""
-        found: list[syntax.Function] = []
-        waiting = [kernel]
-        while waiting:
-            for item in waiting.pop().body:
-                if not isinstance(item, syntax.Statement) or item.opcode.split(".")[0] != "call":
-                    continue
-                for operand in item.operands:
-                    name = operand.name if isinstance(operand, syntax.Symbol) else ""
-                    function = self.tree.functions.get(name)
-                    if function is not None and function.is_defined and function not in found:
-                        found.append(function)
-                        waiting.append(function)
-        return found
+        """Return the device functions of the module that a kernel calls, directly or not.
+
+        Raises:
+            UnsupportedForm: a function calls itself, directly or not.
+        """
+        done: list[syntax.Function] = []
+        under_way: list[str] = []
+
+        def visit(caller: syntax.Function) -> None:
+            under_way.append(caller.name)
+            for item, function in self._calls(caller):
+                if function.name in under_way:
+                    raise UnsupportedForm(
+                        f"`{item.text}`: a recursive call of {function.name}; a function has one "
+                        "set of registers and variables here",
+                        item.line,
+                        item.opcode,
+                    )
+                if function not in done:
+                    visit(function)
+                    done.append(function)
+            under_way.pop()
+
+        visit(kernel)
+        return done
+
+    def _calls(
+        self, caller: syntax.Function
+    ) -> Iterator[tuple[syntax.Statement, syntax.Function]]:
+        """Yield each call by name in a body, with the function of the module that it calls."""
+        for item in caller.body:
+            if not isinstance(item, syntax.Statement) or item.opcode.split(".")[0] != "call":
+                continue
+            for operand in item.operands:
+                name = operand.name if isinstance(operand, syntax.Symbol) else ""
+                function = self.tree.functions.get(name)
+                if function is not None and function.is_defined:
+                    yield item, function
 
     def _place_shared(
         self, function: syntax.Function, variables: dict[str, tuple[str, int]]
