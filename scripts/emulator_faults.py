@@ -36,7 +36,7 @@ from fovea.problem.parts import numbers_of, tensors_of
 from fovea.runtime.arguments import ForwardLaunch
 from fovea.testing.inputs import Shape, dense_qkv
 
-# The first reuses every buffer; with one KV tile a row, waits of the tile before cover less; and rows
+# The first reuses every buffer; with one KV tile a row, waits of the tile before cover less; rows
 # that are redone come after what is otherwise the end.
 SMS = 1  # one CTA runs every query tile, so that each buffer is used again
 STEPS = 200_000  # a correct launch takes a few thousand: a loop without end shows soon
@@ -98,7 +98,7 @@ class Redundant:
 
 
 _FENCED = (
-    "the wgmma.fence before it, at the product issued just before, follows the last access of these "
+    "the wgmma.fence at the product issued just before follows the last access of these "
     "accumulators and of A (PTX ISA 9.7.15.7.1 asks for a fence between access and product)"
 )
 _ONE_WAIT = (

@@ -207,7 +207,7 @@ def _a_in_tensor_memory(head: str, form: str) -> BlockCase:
     body += f"    add.u32 %j, %smem, {B_AT};\n" + describe(b, "%j", "%w1")
     body += f"    mov.u32 %r20, {instruction_descriptor(128, 16, kinds_of)};\n"
     body += f"    @%first {form} [%r31], [%r28], %w1, %r20, %no;\n" + COMMIT + wait("done")
-    body += rows_out(16) + dealloc(64)
+    body += "    tcgen05.fence::after_thread_sync;\n" + rows_out(16) + dealloc(64)
     return BlockCase(
         name="A in tensor memory", group="tcgen05", source=MMA, threads=128, target="sm_100a",
         ptx=kernel(body, target="sm_100a", wide=(("d", 256),), shared=32768),

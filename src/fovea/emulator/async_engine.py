@@ -18,7 +18,7 @@ from random import Random
 from typing import Any
 
 from fovea.emulator.options import Options
-from fovea.emulator.races import Access
+from fovea.emulator.races import Access, Clock
 
 Effect = Callable[["Operation"], None]
 
@@ -29,7 +29,8 @@ class Operation:
     Attributes:
         kind: for reports and traces, e.g. "tma load".
         access: identity for memory calls made by the effects (its clock is the issue's clock).
-        read_effects: number of leading effects after which all sources have been read.
+        read_effects: number of leading effects after which all sources have been read; 0 (all)
+            unless the issuing instruction sets it.
         is_complete: whether every effect has happened.
         is_observed: whether a wait of the issuing warp has covered it.
         is_passed: whether its thread has waited for groups while it was in none.
@@ -138,8 +139,8 @@ class AsyncEngine:
         kind: str,
         channel: Hashable = None,
         after: Sequence[Operation] = (),
-        read_effects: int = 0,
         is_async_proxy: bool = True,
+        tensor: Clock | None = None,
     ) -> Operation:
         """Start an operation issued by `warp`.
 
@@ -155,8 +156,8 @@ class AsyncEngine:
                 `slots` channels of a cluster some share their time, and an early operation may
                 count as seen with a later one.
             after: operations that must be complete first (their clocks are joined).
-            read_effects: leading effects after which `.read` waits are satisfied.
             is_async_proxy: False for work of the generic proxy (`cp.async`).
+            tensor: `Access.tensor` of the operation.
         """
         clock = warp.access.clock.copy()
         for operation in after:
@@ -169,15 +170,21 @@ class AsyncEngine:
             slot = channels[channel] = len(channels) % self._slots
         self._ticks[slot] += 1
         agent = self._first_agent + slot
-        access = Access(warp, instruction, agent, clock, is_async_proxy, time=self._ticks[slot])
+        access = Access(
+            warp, instruction, agent, clock, is_async_proxy, time=self._ticks[slot], tensor=tensor
+        )
         operation = Operation(kind, access, effects, after)
-        operation.read_effects = read_effects
         warp.access.tick()
         self.pending.append(operation)
         self.events += 1
         if self._delay == "eager":
             self._run_eagerly(operation)
         return operation
+
+    @property
+    def shares_agents(self) -> bool:
+        """Whether more channels than slots are in use, so that agents are not told apart."""
+        return len(self._channels) > self._slots
 
     def step(self) -> bool:
         """Let one effect of a random operation happen; return whether there was one."""

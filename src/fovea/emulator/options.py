@@ -27,8 +27,8 @@ class Options:
             has made or that has at least 8 such loads (they leave it to register dependencies),
             else explicit.
         trace: collect events for `Result.write_trace` (Perfetto JSON).
-        exact_mma: use the published bit-exact accumulation of tensor cores, slower than the
-            default float32 accumulation.
+        exact_mma: use the published bit-exact accumulation of tensor cores for every product; by
+            default only wgmma in f16, bf16 and tf32 has it, others are summed in float32.
     """
 
     seed: int = 0

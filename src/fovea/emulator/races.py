@@ -77,6 +77,8 @@ class Access:
             accesses may meet unordered.
         fenced: what a warp had seen at its last fence: a relaxed arrival after it hands that on.
         unfenced: what relaxed waits of a warp have met, for its next fence to acquire.
+        tensor: what a tcgen05 operation may rely on in tensor memory where its kernel uses
+            tcgen05.fence (None: all that `clock` has seen).
     """
 
     warp: Any
@@ -89,6 +91,7 @@ class Access:
     time: int = 0
     fenced: Clock | None = None
     unfenced: Clock | None = None
+    tensor: Clock | None = None
 
     def tick(self) -> None:
         """Advance a warp's own time: call after a release, so later work is told apart."""

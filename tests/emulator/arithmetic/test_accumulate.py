@@ -168,7 +168,8 @@ def test_float32_and_integer_sums_are_equal_in_every_bit(
     how = accumulation(generation, name, result)
     arguments = {"a_format": name, "b_format": name, "how": how}
     quick = multiply_aligned(a, b, c if with_c else None, **arguments)
-    assert quick is not None and quick.dtype == kind
+    assert quick is not None
+    assert quick.dtype == kind
     monkeypatch.setattr(accumulate, "multiply_aligned", lambda *_, **__: None)
     slow = multiply_exact(a, b, c if with_c else None, **arguments)
     bits = np.uint16 if result == "f16" else np.uint32
@@ -177,7 +178,13 @@ def test_float32_and_integer_sums_are_equal_in_every_bit(
 
 @pytest.mark.parametrize(
     ("a", "b", "c"),
-    [(np.inf, 1, 0), (1, np.nan, 0), (1, 1, np.inf), (2.0**100, 2.0**26, 0), (2.0**-60, 2.0**-50, 0)],
+    [
+        (np.inf, 1, 0),
+        (1, np.nan, 0),
+        (1, 1, np.inf),
+        (2.0**100, 2.0**26, 0),
+        (2.0**-60, 2.0**-50, 0),
+    ],
 )
 def test_aligned_product_leaves_what_float32_cannot_hold(a, b, c):
     rows, columns = np.full((1, 16), a, np.float32), np.full((16, 1), b, np.float32)

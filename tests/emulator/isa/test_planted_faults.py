@@ -9,13 +9,21 @@ from fovea.emulator.planting import plant_faults
 
 # What may be left out of this kernel, and why that is no fault. Everything else is found at once.
 HARMLESS = {
-    "tcgen05.fence": "synchronisation itself orders tcgen05 here, as compiled kernels rely on",
     "fence.mbarrier_init": "only other CTAs of a cluster need it",
     "bar.sync 2, 128": "P of the next tile is ready only after thread 0 has waited for its store",
     "[%bar+40], %tq": "the product warp has waited for P, which was made from S",
     "[%bar+64], %tq": "the product warp has waited for P, made after O of the tile before was read",
     "bar.sync 0": "the last one: the barriers of the epilogue cover every access to tensor memory",
 }
+# Fences by the line that follows them.
+HARMLESS_FENCES = {
+    "mbarrier.arrive.shared::cta.b64 _, [%bar+40];":
+        "the fence before P is announced, in the same warp, covers the load of S too, and the "
+        "product warp waits for P before it overwrites S",
+    "mbarrier.arrive.shared::cta.b64 _, [%bar+64];":
+        "the fence before P of the next tile covers the load of O, and no earlier product writes O",
+    "mov.u32 %k, 0;": "the fence behind the wait for P of the tile before covers the loads of S",
+}  # fmt: skip
 FAULTS = plant_faults(tcgen05_pipeline.TEXT)
 
 
@@ -34,6 +42,9 @@ def expected(problem):
 def why_harmless(fault):
     if fault.kind in ("phase", "count"):
         return None
+    if "tcgen05.fence" in fault.statement:
+        following = tcgen05_pipeline.TEXT.split("\n")[fault.line].strip()
+        return HARMLESS_FENCES.get(following)
     last_barrier = max(other.line for other in FAULTS if other.statement == "bar.sync 0;")
     for words, reason in HARMLESS.items():
         if words in fault.statement and (words != "bar.sync 0" or fault.line == last_barrier):

@@ -305,13 +305,37 @@ def test_copy_then_product_of_another_thread_needs_only_a_barrier():
     sync = "tcgen05.fence::before_thread_sync; bar.sync 0; tcgen05.fence::after_thread_sync;\n"
     use = "setp.eq.u32 %p, %thread, 64;\n" + mma(a="[%base+64]", issuer="%p")
     commit = COMMIT.replace("%first", "%p")
-    tail = commit + WAIT_MMA.replace("%p,", "%lead,").replace("!%p", "!%lead") + store_rows(32)
+    wait = WAIT_MMA.replace("%p,", "%lead,").replace("!%p", "!%lead")
+    tail = commit + wait + "tcgen05.fence::after_thread_sync;\n" + store_rows(32)
     for seed in range(4):
         out, product, scale = run_bf16(copy + sync + use + tail, seed=seed)
         close(out, product, scale)
     for seed in range(4):
         with pytest.raises((RaceError, UninitialisedRead)):
             run_bf16(copy + use + tail, seed=seed)
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+@pytest.mark.parametrize("seed", range(3))
+def test_tcgen05_fence_is_needed_on_both_sides_if_a_kernel_uses_it(side, seed):
+    # warps 0 and 2 store 0 to their rows of D, which a product of warp 2 overwrites
+    before, after = (f"tcgen05.fence::{name}_thread_sync;" for name in ("before", "after"))
+    body = (
+        "mov.u32 %d0, 0; shl.b32 %t5, %warp, 21; add.u32 %t6, %base, %t5;\n"
+        "tcgen05.st.sync.aligned.32x32b.x1.b32 [%t6], {%d0};\n"
+        "tcgen05.wait::st.sync.aligned;\n"
+        f"{before} bar.sync 0; {after}\n"
+        "setp.eq.u32 %p, %thread, 64;\n" + mma(issuer="%p") + COMMIT.replace("%first", "%p")
+        + WAIT_MMA.replace("%p,", "%lead,").replace("!%p", "!%lead")
+        + f"{after}\n" + store_rows(32)
+    )  # fmt: skip
+    out, product, scale = run_bf16(body, seed=seed)
+    close(out, product, scale)
+    lacking = body.replace(before if side == "before" else after, "", 1)
+    with pytest.raises(RaceError, match=r"tcgen05.fence::before_thread_sync") as caught:
+        run_bf16(lacking, seed=seed)
+    assert "tcgen05.fence" in caught.value.rule
+    run_bf16(body.replace(before, "").replace(after, ""), seed=seed)  # as compilers do it: silent
 
 
 @pytest.mark.parametrize("name", ["bf16", "s8"])

@@ -202,9 +202,7 @@ def atom_cas(ins: Instruction) -> Decoded:
     def operation(old: Array, expected: Array, new: Array) -> Array:
         return np.where(old == expected, new, old)
 
-    return _update(
-        ins, "a", t, values, operation, numpy_dtype(t), write, is_conditional=True
-    )
+    return _update(ins, "a", t, values, operation, numpy_dtype(t), write, is_conditional=True)
 
 
 @instruction("red{.sem}{.scope}{.space}.op{.L2::cache_hint}.type [a], b{, cache-policy}",

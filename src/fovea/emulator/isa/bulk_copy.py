@@ -319,8 +319,8 @@ def _to_global(i: Instruction, reduction: str | None, element: str) -> Any:
                 _store_effects(origin, segment, offset, size, change, keep),
                 kind="bulk store",
                 channel=bulk_channel(warp, lane),
-                read_effects=1,
             )
+            operation.read_effects = 1
             add_to_bulk_groups(warp, lanes, operation)
 
     return run

@@ -25,6 +25,12 @@ from fovea.emulator.isa.tensor_core import (
     member_ctas,
     shared_address,
 )
+from fovea.emulator.isa.tensor_fence import (
+    fence_after,
+    fence_before,
+    note_issue,
+    relied_on,
+)
 from fovea.emulator.layout.tensor_memory import REGISTERS_PER_REPEAT, Access, access_table
 from fovea.emulator.machine.warp import Wait
 from fovea.emulator.ptx import syntax
@@ -297,7 +303,9 @@ def _load(i: Instruction, reduce: Any) -> Any:
             loaded.extend(rows)
 
         channel = ("tcgen05.ld", warp.access.agent)
-        operation = start(warp, i, [effect], kind="tcgen05.ld", channel=channel)
+        tensor = relied_on(warp)
+        operation = start(warp, i, [effect], kind="tcgen05.ld", channel=channel, tensor=tensor)
+        note_issue(warp, operation, needs_fence=True)
         warp.cta.cluster.engine.finish(operation)
         warp.machine.counters.add("tensor_memory_load_bytes", 128 * len(access.rows))
         for write, lanes in zip(writes, loaded, strict=True):
@@ -347,7 +355,9 @@ def tcgen05_st(i: Instruction) -> Any:
                 warp.cta.tmem.write(lane, first, block, operation.access)
 
         channel = ("tcgen05.st", warp.access.agent)
-        operation = start(warp, i, [effect], kind="tcgen05.st", channel=channel)
+        tensor = relied_on(warp)
+        operation = start(warp, i, [effect], kind="tcgen05.st", channel=channel, tensor=tensor)
+        note_issue(warp, operation, needs_fence=True)
         warp.machine.counters.add("tensor_memory_store_bytes", 128 * len(access.rows))
         warp.queue("tcgen05.st").add(operation)
 
@@ -399,11 +409,7 @@ def tcgen05_wait(i: Instruction) -> Any:
 def tcgen05_fence(i: Instruction) -> Any:
     """Order tcgen05 operations around a synchronisation of threads.
 
-    The emulator orders operations by the synchronisation itself, with or without the fence (what
-    compiled kernels rely on), so a missing fence is not reported.
+    A kernel without any is taken to rely on the synchronisation alone, see `isa/tensor_fence.py`.
     """
-
-    def run(warp: Any, mask: Array) -> None:
-        return None
-
-    return run
+    fence = fence_before if i["what"] == "fence::before_thread_sync" else fence_after
+    return lambda warp, mask: fence(warp)

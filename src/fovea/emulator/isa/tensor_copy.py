@@ -253,8 +253,8 @@ def _store(i: Instruction, reduction: str | None) -> Any:
                 _store_effects(copy, place, reduction),
                 kind=kind,
                 channel=bulk_channel(warp, lane),
-                read_effects=1,
             )
+            operation.read_effects = 1
             add_to_bulk_groups(warp, lanes, operation)
 
     return run

@@ -22,6 +22,7 @@ from fovea.emulator.async_engine import Effect, Operation
 from fovea.emulator.errors import IllegalOperand
 from fovea.emulator.isa.copy_engine import start
 from fovea.emulator.isa.instruction import Array, Instruction
+from fovea.emulator.isa.tensor_fence import note_issue, relied_on
 from fovea.emulator.layout.descriptor import (
     CHUNK_BYTES,
     decode_tcgen05_descriptor,
@@ -74,7 +75,9 @@ def submit_tracked(
     pipeline = first.state.setdefault("tcgen05.pipeline", Pipeline())
     channel = _channel(warp, lane, group)
     after = pipeline.known_to(warp)
-    operation = start(warp, i, effects, kind=kind, channel=channel, after=after)
+    tensor = relied_on(warp, after)
+    operation = start(warp, i, effects, kind=kind, channel=channel, after=after, tensor=tensor)
+    note_issue(warp, operation, needs_fence=False)
     pipeline.add(operation, warp)
     warp.state.setdefault(("tcgen05.tracked", lane, group), []).append(operation)
     return operation

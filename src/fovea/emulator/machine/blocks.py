@@ -153,6 +153,10 @@ class KernelProgram:
         # nothing waited for) and `isa/warpgroup.py` (constants moved behind a wgmma.fence)
         self.is_cute = function.name.startswith(_CUTE_KERNEL)
         self._waits_for_loads = _waits_for_loads(function, tensor_load_wait)
+        self.fences_tensor = any(
+            isinstance(item, syntax.Statement) and item.opcode.startswith("tcgen05.fence")
+            for item in function.body
+        )
         switches = [
             instruction is not None
             and (

@@ -6,6 +6,8 @@ warps first (`rank * warps + warp`), then the slots of asynchronous work.
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 
 from fovea.emulator.async_engine import AsyncEngine
 from fovea.emulator.counters import Counters
-from fovea.emulator.errors import LaunchError, PtxError
+from fovea.emulator.errors import LaunchError, PtxError, RaceError
 from fovea.emulator.global_races import GlobalRaces
 from fovea.emulator.machine.barrier import ClusterBarrier, MBarrier, NamedBarrier
 from fovea.emulator.machine.memory import (
@@ -36,7 +38,7 @@ from fovea.emulator.machine.tmem import (
 from fovea.emulator.machine.warp import Warp
 from fovea.emulator.options import Options
 from fovea.emulator.ptx.types import LANES
-from fovea.emulator.races import AccessNotes, Clock, Shadow
+from fovea.emulator.races import Access, AccessNotes, Clock, Shadow
 
 Array = NDArray[Any]
 Dim = tuple[int, int, int]
@@ -160,7 +162,7 @@ class Cta:
         if machine.options.detect_races:
             cells = TMEM_LANES // LANES_PER_CELL * TMEM_COLUMNS
             self._tmem_cells = cells
-            self.tmem.shadow = LazyShadow(cells, cluster.notes)
+            self.tmem.shadow = TensorShadow(cells, cluster.notes)
         self.barriers: dict[int, NamedBarrier] = {}
         self.mbarriers: dict[int, MBarrier] = {}
         self.state: dict[Any, Any] = {}
@@ -214,8 +216,11 @@ class Cta:
         return warps
 
 
-class LazyShadow(Shadow):
-    """A shadow whose arrays are made at the first access (most kernels use no tensor memory)."""
+class TensorShadow(Shadow):
+    """The shadow of tensor memory, made at the first access (most kernels use none).
+
+    It judges by `Access.tensor` where there is one.
+    """
 
     __slots__ = ("_cells", "_is_made")
 
@@ -225,16 +230,30 @@ class LazyShadow(Shadow):
         self.notes = notes
 
     def on_read(self, cells: Any, access: Any, byte_mask: Any = 15) -> None:
-        self._make()
-        super().on_read(cells, access, byte_mask)
+        self._judge(super().on_read, cells, access, byte_mask)
 
     def on_write(self, cells: Any, access: Any, byte_mask: Any = 15, changed: Any = None) -> None:
-        self._make()
-        super().on_write(cells, access, byte_mask, changed)
+        self._judge(super().on_write, cells, access, byte_mask, changed)
 
     def place(self, cell: int) -> tuple[int, str]:
         group, column = divmod(cell, TMEM_COLUMNS)
         return group * LANES_PER_CELL << 16 | column, "tensor memory"
+
+    def _judge(self, judge: Callable[..., None], cells: Any, access: Access, *more: Any) -> None:
+        self._make()
+        if access.tensor is None:
+            judge(cells, access, *more)
+            return
+        try:
+            judge(cells, replace(access, clock=access.tensor), *more)
+        except RaceError as error:
+            judge(cells, access, *more)  # raises if nothing else orders the two either
+            rule = (
+                "tcgen05.fence::before_thread_sync before and tcgen05.fence::after_thread_sync "
+                "after the synchronisation must order the two"
+            )
+            message = error.message.rpartition("; ")[0] + "; " + rule
+            raise RaceError(message, error.where, error.other, rule, error.last_writer) from None
 
     def _make(self) -> None:
         if not self._is_made:

@@ -220,9 +220,7 @@ class Layout:
         visit(kernel)
         return done
 
-    def _calls(
-        self, caller: syntax.Function
-    ) -> Iterator[tuple[syntax.Statement, syntax.Function]]:
+    def _calls(self, caller: syntax.Function) -> Iterator[tuple[syntax.Statement, syntax.Function]]:
         """Yield each call by name in a body, with the function of the module that it calls."""
         for item in caller.body:
             if not isinstance(item, syntax.Statement) or item.opcode.split(".")[0] != "call":
