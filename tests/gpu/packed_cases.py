@@ -24,7 +24,7 @@ from case_options import (
 )
 from torch import Tensor
 
-from fovea.testing.inputs import Shape, cumulative, dense_qkv
+from fovea.testing.inputs import Shape, cumulative, dense_qkv, paged
 
 Layout = Callable[[Tensor], Tensor]
 
@@ -64,6 +64,7 @@ class PackedCase:
     options: MakeOptions = lambda shape, device: {}
     transform: Transform | None = None
     layout: Layout | None = None
+    page_size: int | None = None
     wants_max_score: bool = False
     checks_gradients: bool = False
 
@@ -83,6 +84,8 @@ class PackedCase:
             packed = torch.cat([*(part[place] for part in parts), rest]).to(device)
             tensors.append(packed if self.layout is None else self.layout(packed))
         where: dict[str, Any] = {}
+        if self.page_size is not None:
+            where["page_table"] = self._into_pages(packing, parts, tensors)
         for side, name in enumerate(("q", "kv")):
             lengths = [pair[side] for pair in packing.lengths]
             used = packing.used(side)
@@ -90,8 +93,29 @@ class PackedCase:
             where[f"max_seqlen_{name}"] = max([*used, 0]) + packing.slack
             if packing.idle[side]:
                 where[f"seqused_{name}"] = torch.tensor(used, dtype=torch.int32, device=device)
+        if self.page_size is not None:
+            where["cu_seqlens_kv"] = None
+            used = torch.tensor(packing.used(1), dtype=torch.int32, device=device)
+            where["seqused_kv"] = used
         q, k, v = tensors
         return Call(q=q, k=k, v=v, options=self.options(shape, device), case=self, where=where)
+
+    def _into_pages(
+        self, packing: Packing, parts: list[tuple[Tensor, ...]], tensors: list[Tensor]
+    ) -> Tensor:
+        """Put pages in the place of the packed keys and values; return the page table."""
+        assert self.page_size is not None
+        table = torch.empty(0)
+        for place in (1, 2):
+            used = zip(parts, packing.used(1), strict=True)
+            rows = [part[place][:keys] for part, keys in used]
+            cache = paged(rows, self.page_size)
+            device = tensors[place].device
+            pages = cache.pages.to(device)
+            tensors[place] = pages if self.layout is None else self.layout(pages)
+            # Not contiguous: nothing says that it has to be.
+            table = cache.page_table.to(device).t().contiguous().t()
+        return table
 
     def _largest(self, packing: Packing) -> Shape:
         """Return the shape that holds every sequence: what mods and block masks are made for."""
@@ -133,6 +157,11 @@ def inside_nan(x: Tensor) -> Tensor:
     view = buffer[3 : rows + 3, :heads, :dim]
     view.copy_(x)
     return view
+
+
+def pages_heads_first(x: Tensor) -> Tensor:
+    """Memory order (pages, heads, page_size, head_dim) of a cache; (heads, total, ...) of q."""
+    return x.transpose(-3, -2).contiguous().transpose(-3, -2)
 
 
 # --- the list -------------------------------------------------------------------------------------
@@ -210,6 +239,17 @@ PACKED_CASES: tuple[PackedCase, ...] = (
         sink,
         packing=Packing(lengths=((300, 0), (30, 0)), idle=(9, 0), behind=5),
         small_packing=Packing(lengths=((30, 0), (3, 0)), idle=(2, 0), behind=5),
+    ),
+    *(_case(f"pages of {size}", page_size=size, **_IDLE) for size in (16, 64, 256)),
+    *(_case(f"pages of {size} causal", CAUSAL, page_size=size) for size in (1, 7, 24, 128)),
+    _case("pages d128", CAUSAL, shape=_WIDE, page_size=16, **_IDLE),
+    _case("pages d256 fp16", shape=replace(_SHAPE, head_dim=256), dtype=FP16, page_size=64),
+    _case("pages d40 dv24", page_size=32, shape=replace(_SHAPE, head_dim=40, head_dim_v=24)),
+    _case("pages heads first", CAUSAL, page_size=16, layout=pages_heads_first, **_IDLE),
+    _case("pages window sink max_score", joined(WINDOW, sink), page_size=48, wants_max_score=True),
+    _case("pages alibi late keys", joined(alibi, late_keys), page_size=64),
+    _case(
+        "pages blocks rising", random_blocks(128, 128), page_size=32, transform=ramp(-300.0, 300.0)
     ),
     _case("gradients", joined(CAUSAL, sink), checks_gradients=True, **_IDLE),
 )

@@ -56,7 +56,10 @@ def forward_plan(problem: AttentionProblem, arch: Arch) -> ForwardPlan:
         if problem.seqlen_q <= FEW_QUERIES and not (features.block_lists or features.varlen):
             return sm90.make_packed_plan(dtype, head_dim, features)
         is_short = problem.seqlen_kv <= SHORT_SEQLEN
-        return sm90.make_forward_plan(dtype, head_dim, features, is_short=is_short)
+        page_size = problem.k.shape[1] if problem.is_paged else None
+        return sm90.make_forward_plan(
+            dtype, head_dim, features, is_short=is_short, page_size=page_size
+        )
     lists = problem.block_lists
     return sm100.make_forward_plan(
         dtype,
@@ -183,10 +186,11 @@ def _lacking_head_dim(problem: AttentionProblem, arch: Arch) -> str | None:
 def _lacking_layout(problem: AttentionProblem, arch: Arch) -> str | None:
     if problem.varlen is not None and arch.name != "sm90":
         return f"packed sequences (attention_varlen) have no kernel for {arch} yet"
-    if problem.is_paged:
-        return "page_table (kernels take packed keys, with cu_seqlens_kv)"
     if problem.varlen is not None:
-        longest = max(problem.q.shape[0], problem.k.shape[0])
+        keys = problem.k.shape[0]
+        if problem.varlen.page_table is not None:
+            keys = problem.varlen.page_table.shape[1] * problem.k.shape[1]
+        longest = max(problem.q.shape[0], keys)
     else:
         longest = max(problem.seqlen_q, problem.seqlen_kv)
     if longest >= _MAX_SEQLEN:

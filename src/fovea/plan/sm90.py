@@ -6,6 +6,7 @@ every size from it.
 """
 
 from dataclasses import dataclass, field
+from math import gcd
 from typing import Literal, NamedTuple
 
 from fovea.plan.combine import CombinePlan
@@ -51,6 +52,7 @@ class ForwardPlan:
     q_buffers: int  # query tiles in shared memory: with 2, the next one is there when one ends
     cluster: int = 1  # CTAs that read K and V from the L2 cache together, on query tiles in a row
     packs_heads: bool = False
+    page_box: int = 0  # rows of K and V that one copy takes from a page; 0: keys are not paged
     features: ForwardFeatures = field(default_factory=ForwardFeatures)
 
     def __post_init__(self) -> None:
@@ -237,6 +239,7 @@ class ForwardPlan:
             f"fovea_sm90_forward_{kind}_d{self.head_dim}x{self.head_dim_v}"
             f"_m{self.tile_m}n{self.tile_n}q{self.q_buffers}c{self.cluster}"
             f"{'_packed' if self.packs_heads else ''}"
+            f"{f'_pages{self.page_box}' if self.page_box else ''}"
         )
 
     def key_text(self) -> str:
@@ -244,7 +247,8 @@ class ForwardPlan:
         return (
             f"sm90 forward {self.dtype} tile {self.tile_m}x{self.tile_n} head_dim {self.head_dim} "
             f"head_dim_v {self.head_dim_v} kv_stages {self.kv_stages} "
-            f"q_buffers {self.q_buffers} cluster {self.cluster} packs_heads {self.packs_heads}\n"
+            f"q_buffers {self.q_buffers} cluster {self.cluster} packs_heads {self.packs_heads} "
+            f"page_box {self.page_box}\n"
             f"{self.features.key_text()}"
         )
 
@@ -328,6 +332,7 @@ def make_forward_plan(
     features: ForwardFeatures,
     *,
     is_short: bool,
+    page_size: int | None = None,
 ) -> ForwardPlan:
     """Return the plan of a variant for many queries."""
     shape = forward_tile(head_dim, features, is_short=is_short)
@@ -336,5 +341,6 @@ def make_forward_plan(
         head_dim=head_dim,
         head_dim_v=head_dim,
         features=features,
+        page_box=0 if page_size is None else gcd(page_size, shape.tile_n),
         **shape._asdict(),
     )

@@ -214,11 +214,12 @@ class ForwardLaunch:
         return torch.empty(shape, dtype=torch.float32, device=self.device)
 
     def _sequences(self, bounds: Sequence[Any]) -> tuple[Any, ...]:
-        """Return memory for the table of sequences and where they lie, absent lengths replaced."""
-        starts_q, starts_kv, used_q, used_kv, _ = bounds
+        """Return memory for the table of sequences and where they lie; what is absent, replaced."""
+        starts_q, starts_kv, used_q, used_kv, page_table = bounds
         table = torch.empty(table_words(self.num_sequences), dtype=torch.int32, device=self.device)
         return (
-            *(table, starts_q, starts_kv),
+            *(table, page_table, starts_q),
+            starts_q if starts_kv is None else starts_kv,
             starts_q if used_q is None else used_q,
             starts_q if used_kv is None else used_kv,
             *(int(used_q is not None), int(used_kv is not None)),

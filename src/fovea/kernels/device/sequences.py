@@ -83,6 +83,7 @@ def _sequence_at(
     number: cutlass.Int32,
     total_q: cutlass.Int32,
     total_kv: cutlass.Int32,
+    is_paged: cutlass.Constexpr,
 ) -> Sequence:
     """Return a sequence; of wrong bounds one that lies inside the tensors all the same."""
     batch = where.mStartQ.shape[0] - 1
@@ -94,8 +95,11 @@ def _sequence_at(
     if number < batch:
         row_end = where.mStartQ[number + 1]
         seqlen_q = row_end - row_begin
-        kv_begin = where.mStartKV[number]
-        seqlen_kv = where.mStartKV[number + 1] - kv_begin
+        if cutlass.const_expr(is_paged):
+            seqlen_kv = cutlass.Int32(total_kv)
+        else:
+            kv_begin = where.mStartKV[number]
+            seqlen_kv = where.mStartKV[number + 1] - kv_begin
         if where.has_used_q != 0:
             seqlen_q = cutlass.min(seqlen_q, where.mUsedQ[number])
         if where.has_used_kv != 0:
@@ -118,9 +122,12 @@ def fill_table(
     table: SequenceTable,
     total_q: cutlass.Int32,
     total_kv: cutlass.Int32,
-    tile_m: cutlass.Constexpr,
+    tile_rows: cutlass.Constexpr,
+    is_paged: cutlass.Constexpr,
 ):
     """Write the table. Run by one thread a sequence; none waits for another.
+
+    `total_kv` counts all keys, of a paged cache those that a row of the page table can hold.
 
     Each looks at all sequences: those before it in the order say its place and its first tile.
     """
@@ -128,16 +135,16 @@ def fill_table(
     thread, _, _ = cute.arch.thread_idx()
     number = block * TABLE_THREADS + thread
     if number < table.num_sequences:
-        mine = _sequence_at(where, number, total_q, total_kv)
+        mine = _sequence_at(where, number, total_q, total_kv, is_paged)
         place = cutlass.Int32(0)
-        tiles_end = (mine.num_rows + (tile_m - 1)) // tile_m
+        tiles_end = (mine.num_rows + (tile_rows - 1)) // tile_rows
         for other in cutlass.range(table.num_sequences, unroll=1):
-            its = _sequence_at(where, other, total_q, total_kv)
+            its = _sequence_at(where, other, total_q, total_kv, is_paged)
             is_longer = its.seqlen_kv > mine.seqlen_kv
             is_alike = (its.seqlen_kv == mine.seqlen_kv) & (other < number)
             if is_longer | is_alike:
                 place += 1
-                tiles_end += (its.num_rows + (tile_m - 1)) // tile_m
+                tiles_end += (its.num_rows + (tile_rows - 1)) // tile_rows
         record = cute.make_tensor(
             table.words.iterator + place * RECORD_WORDS, cute.make_layout(RECORD_WORDS)
         )

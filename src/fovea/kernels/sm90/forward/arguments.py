@@ -28,6 +28,13 @@ class Packing(NamedTuple):
     partials: Partials
 
 
+class Pages(NamedTuple):
+    """Physical page of each logical page, (batch, max_pages), and how many rows a page has."""
+
+    mTable: cute.Tensor
+    page_size: cutlass.Int32
+
+
 class Problem(NamedTuple):
     """What every role knows of the call."""
 
@@ -38,12 +45,14 @@ class Problem(NamedTuple):
     counter: cute.Tensor | None  # (1,), 0 at launch: tiles drawn beyond each CTA's first
     packing: Packing | None
     sequences: SequenceTable | None  # of a packed batch; the band is then what they share
+    pages: Pages | None
 
 
 class TmaLoads(NamedTuple):
     """TMA atoms and coordinate tensors: Q and K (seqlen, head_dim, head, batch), V transposed.
 
-    Q is None where rows are packed. Packed sequences have `sequences.shifting_view`s.
+    Q is None where rows are packed. Packed sequences have `sequences.shifting_view`s, and
+    a paged cache has `page_loads.paged_view`s.
     """
 
     atom_q: cute.CopyAtom | None

@@ -53,6 +53,7 @@ def _arguments(plan: ForwardPlan) -> list[Any]:
     head_dim, head_dim_v = (cute.sym_int32(divisibility=8) for _ in range(2))
     outer = () if features.varlen else (batch,)
     stats = (*outer, heads_q, rows_q)
+    keys = (batch, rows_kv) if plan.page_box else (*outer, rows_kv)
     lists = None
     if features.block_lists:
         counts = (_strided(cutlass.Int32, 3), _strided(cutlass.Int32, 4))
@@ -67,8 +68,8 @@ def _arguments(plan: ForwardPlan) -> list[Any]:
         )
     return [
         _operand(dtype, (*outer, rows_q, heads_q, head_dim)),
-        _operand(dtype, (*outer, rows_kv, heads_kv, head_dim)),
-        _operand(dtype, (*outer, rows_kv, heads_kv, head_dim_v)),
+        _operand(dtype, (*keys, heads_kv, head_dim)),
+        _operand(dtype, (*keys, heads_kv, head_dim_v)),
         _operand(dtype, (*outer, rows_q, heads_q, head_dim_v)),
         _fake(cutlass.Float32, stats, 4),
         _fake(cutlass.Float32, stats, 4) if features.max_score else None,
@@ -76,7 +77,7 @@ def _arguments(plan: ForwardPlan) -> list[Any]:
         _partials() if plan.packs_heads else None,
         _fake(cutlass.Int32, (1,), 4) if plan.is_dynamic and not features.varlen else None,
         lists,
-        _sequences() if features.varlen else None,
+        _sequences(plan) if features.varlen else None,
         (cutlass.Float32(1.0), cutlass.Float32(1.0), cutlass.Float32(1.0)),
         tuple(cutlass.Int32(1) for _ in range(5)),
         # None, not an empty tuple: the launcher has no type for nothing.
@@ -107,11 +108,13 @@ def _partials() -> tuple[Any, ...]:
     )
 
 
-def _sequences() -> tuple[Any, ...]:
-    """Return the table, which the kernel makes, and where the sequences lie."""
+def _sequences(plan: ForwardPlan) -> tuple[Any, ...]:
+    """Return the table, which the kernel makes, the page table, and where the sequences lie."""
+    pages = _strided(cutlass.Int32, 2) if plan.page_box else None
     starts = (_strided(cutlass.Int32, 1), _strided(cutlass.Int32, 1))
     used = (_strided(cutlass.Int32, 1), _strided(cutlass.Int32, 1))
-    return (_strided(cutlass.Int32, 1), *starts, *used, cutlass.Int32(1), cutlass.Int32(1))
+    flags = (cutlass.Int32(1), cutlass.Int32(1))
+    return (_strided(cutlass.Int32, 1), pages, *starts, *used, *flags)
 
 
 def _scalar(kind: str, features: ForwardFeatures) -> Any:

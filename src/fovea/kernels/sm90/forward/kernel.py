@@ -34,10 +34,12 @@ from fovea.kernels.sm90.forward import compute, load
 from fovea.kernels.sm90.forward.arguments import (
     Outputs,
     Packing,
+    Pages,
     Problem,
     SharedTiles,
     TmaLoads,
 )
+from fovea.kernels.sm90.forward.page_loads import BOX_COLUMNS, box_layout, paged_view
 from fovea.kernels.sm90.wgmma import element_type, row_major_layout, transposed_layout
 from fovea.plan.roles import WARP_SIZE
 from fovea.plan.sequences import SEQUENCE_WORDS
@@ -129,20 +131,32 @@ class ForwardKernel:
             atom_o, tma_o = cpasync.make_tiled_tma_atom(
                 store_op, self._rows(mO), cute.slice_(layouts.o, stage), o_box
             )
+        k_view, k_layout = self._rows(mK), cute.slice_(layouts.k, stage)
+        v_view, v_layout = self._columns(mV), cute.slice_(layouts.v, stage)
+        if cutlass.const_expr(plan.page_box > 0):
+            k_box, k_layout = (plan.page_box, BOX_COLUMNS), box_layout(plan, is_transposed=False)
+            v_box, v_layout = (BOX_COLUMNS, plan.page_box), box_layout(plan, is_transposed=True)
         atom_k, tma_k = cpasync.make_tiled_tma_atom(
-            shared_op, self._rows(mK), cute.slice_(layouts.k, stage), k_box, plan.cluster
+            shared_op, k_view, k_layout, k_box, plan.cluster
         )
         atom_v, tma_v = cpasync.make_tiled_tma_atom(
-            shared_op, self._columns(mV), cute.slice_(layouts.v, stage), v_box, plan.cluster
+            shared_op, v_view, v_layout, v_box, plan.cluster
         )
         rows_q, heads = mQ.shape[-3], mQ.shape[-2]
         tile_rows = plan.tile_m * plan.cluster
         offset, left, right, section_heads, num_ctas = integers
         group_size = heads // mK.shape[-2]
-        packing = None
-        table = None
+        packing, table, pages = None, None, None
         if cutlass.const_expr(plan.features.varlen):
-            table, num_sequences = self._make_table(mQ, mK, sequences, stream)
+            words, page_table, *where = sequences
+            total_kv = mK.shape[0]
+            if cutlass.const_expr(plan.page_box > 0):
+                pages = Pages(page_table, mK.shape[1])
+                total_kv = page_table.shape[1] * mK.shape[1]
+            where = SequenceTensors(*where)
+            num_sequences = where.mStartQ.shape[0]  # the batch, and the rows behind it
+            table = SequenceTable(words, num_sequences)
+            self._fill_table(where, table, mQ.shape[0], total_kv, stream)
             counter = counter_of(table)
             # No sequence has more tiles than its share, and each may round up.
             num_m_tiles, head_rows = rows_q // tile_rows + num_sequences, heads
@@ -171,6 +185,7 @@ class ForwardKernel:
             counter=counter,
             packing=packing,
             sequences=table,
+            pages=pages,
         )
         self.kernel(
             problem,
@@ -195,30 +210,34 @@ class ForwardKernel:
 
     def _rows(self, tensor: cute.Tensor) -> cute.Tensor:
         """Return a tensor with rows first, for the copy engine."""
+        if len(tensor.shape) == 4 and self.plan.page_box > 0:
+            return paged_view(tensor, is_transposed=False)
         if self.plan.features.varlen:
             return shifting_view(tensor)
         return _modes(tensor, _ROW_MAJOR_MODES)
 
     def _columns(self, tensor: cute.Tensor) -> cute.Tensor:
         """Return a tensor with columns first, for the copy engine."""
+        if self.plan.page_box > 0:
+            return paged_view(tensor, is_transposed=True)
         if self.plan.features.varlen:
             return shifting_view(tensor, is_transposed=True)
         return _modes(tensor, _TRANSPOSED_MODES)
 
-    def _make_table(
-        self, mQ: cute.Tensor, mK: cute.Tensor, sequences: tuple, stream: Any
-    ) -> tuple[SequenceTable, cutlass.Int32]:
-        """Launch the kernel that makes the table of sequences; return it and its length."""
-        words, *where = sequences
-        where = SequenceTensors(*where)
-        num_sequences = where.mStartQ.shape[0]  # the batch, and the rows behind it
-        table = SequenceTable(words, num_sequences)
-        self.table_kernel(where, table, mQ.shape[0], mK.shape[0]).launch(
-            grid=(cute.ceil_div(num_sequences, TABLE_THREADS), 1, 1),
+    def _fill_table(
+        self,
+        where: SequenceTensors,
+        table: SequenceTable,
+        total_q: cutlass.Int32,
+        total_kv: cutlass.Int32,
+        stream: Any,
+    ):
+        """Launch the kernel that makes the table of sequences."""
+        self.table_kernel(where, table, total_q, total_kv).launch(
+            grid=(cute.ceil_div(table.num_sequences, TABLE_THREADS), 1, 1),
             block=(TABLE_THREADS, 1, 1),
             stream=stream,
         )
-        return table, num_sequences
 
     @cute.kernel
     def table_kernel(
@@ -229,7 +248,9 @@ class ForwardKernel:
         total_kv: cutlass.Int32,
     ):
         """Write the table of sequences."""
-        fill_table(where, table, total_q, total_kv, self.plan.tile_m * self.plan.cluster)
+        plan = self.plan
+        tile_rows = plan.tile_m * plan.cluster
+        fill_table(where, table, total_q, total_kv, tile_rows, plan.page_box > 0)
 
     @cute.kernel
     def kernel(

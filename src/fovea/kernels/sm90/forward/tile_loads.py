@@ -6,7 +6,7 @@ of a shared K or V tile into the shared memory of both. Invariant: K of a tile i
 the one before it, so that K in its stage says that the V stages before have come as well.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -18,6 +18,11 @@ from fovea.kernels.device.pipeline import Ring, expect_bytes, stage_of, wait_emp
 from fovea.kernels.device.sequences import bounded
 from fovea.kernels.device.shared_walk import Takers, Union, takers
 from fovea.kernels.sm90.forward.arguments import Problem, SharedTiles, TmaLoads
+from fovea.kernels.sm90.forward.page_loads import (
+    PagedOperand,
+    fill_from_pages,
+    paged_operands,
+)
 
 
 class Part(NamedTuple):
@@ -132,11 +137,13 @@ def _kv_operands(
     shared: SharedTiles,
     part: Part | None,
     walk: Walk,
-) -> tuple[_Operand, _Operand]:
+) -> Any:
     """Return K and V of a query tile; KV heads are shared by groups of query heads."""
     kv_head = walk.head
     if cutlass.const_expr(not plan.packs_heads):
         kv_head = walk.head // problem.group_size
+    if cutlass.const_expr(plan.page_box > 0):
+        return paged_operands(plan, problem.pages, tma, shared, walk, kv_head)
     if cutlass.const_expr(plan.features.varlen):
         its = walk.sequence
         mK = bounded(tma.mK, kv_head, its.kv_begin, its.seqlen_kv)
@@ -212,11 +219,26 @@ def _load_v(plan: cutlass.Constexpr, v: _Operand, part: Part | None, fill: _Fill
 def _fill(
     plan: cutlass.Constexpr,
     edge: cutlass.Constexpr,
-    operand: _Operand,
+    operand: _Operand | PagedOperand,
     part: Part | None,
     fill: _Fill,
 ):
     """Fill the stage of a use, which is free in every CTA that shares it."""
+    if cutlass.const_expr(plan.page_box > 0):
+        fill_from_pages(plan, edge, operand, fill.use, fill.n_idx)
+    else:
+        _fill_from_tile(plan, edge, operand, part, fill)
+
+
+@cute.jit
+def _fill_from_tile(
+    plan: cutlass.Constexpr,
+    edge: cutlass.Constexpr,
+    operand: _Operand,
+    part: Part | None,
+    fill: _Fill,
+):
+    """Fill a stage with a tile that lies in one piece, or in a cluster with both halves of one."""
     ring = operand.ring
     stage = stage_of(fill.use, edge)
     barrier = ring.full + stage
