@@ -199,6 +199,7 @@ PACKED_CASES: tuple[PackedCase, ...] = (
     _case("causal idle rows", CAUSAL, **_IDLE),
     _case("causal top left d128", fixed(causal="top_left"), shape=_WIDE, **_IDLE),
     _case("d128 fp16", shape=_WIDE, dtype=FP16),
+    _case("d256", shape=replace(_SHAPE, head_dim=256)),
     _case("causal d256", CAUSAL, shape=replace(_SHAPE, head_dim=256), **_IDLE),
     _case("d40 dv24 in NaN", layout=inside_nan, shape=replace(_SHAPE, head_dim=40, head_dim_v=24)),
     _case("d5 dv3", CAUSAL, shape=replace(_SHAPE, head_dim=5, head_dim_v=3)),

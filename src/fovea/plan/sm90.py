@@ -336,6 +336,9 @@ def make_forward_plan(
 ) -> ForwardPlan:
     """Return the plan of a variant for many queries."""
     shape = forward_tile(head_dim, features, is_short=is_short)
+    if features.varlen:
+        # Pages have no halves to share, and packed sequences are untried in pairs.
+        shape = shape._replace(cluster=1)
     return ForwardPlan(
         dtype=dtype,
         head_dim=head_dim,
