@@ -30,6 +30,7 @@ QUICK = (
     "everything",
     "packed causal idle rows",
     "packed max_score",
+    "packed pages of 24 causal",
     "packed no keys",
 )
 
