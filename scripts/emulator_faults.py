@@ -1,13 +1,14 @@
-"""Plant every synchronisation fault in our sm_90a forward kernel and count what is reported.
+"""Plant every synchronisation fault in our forward kernel and count what is reported.
 
-Usage: PYTHONPATH=src python scripts/emulator_faults.py [--head-dim 128] [--causal] [--seeds 20]
-           [--jobs 2] [--only WORDS] [--lines LINES] [--out FILE]
+Usage: PYTHONPATH=src python scripts/emulator_faults.py [--arch sm90] [--seqlen 512 384]
+           [--head-dim 128] [--causal] [--seeds 20] [--jobs 2] [--only WORDS] [--lines LINES]
+           [--out FILE]
 
-First the kernel as it is runs every launch of `LAUNCHES` under all seeds: it must be silent and
-equal in every bit. Then each variant of `fovea.emulator.planting` that a launch got to runs under
-seed 0, 1, ... until it is reported. Prints a table by kind, and each variant that no seed reported:
-as redundant, with what orders the same accesses without it (`REDUNDANT`), or as silent. Writes the
-same as JSON with `--out`.
+First the kernel as it is runs every launch of `LAUNCHES` (or the one of `--seqlen`) under all
+seeds: it must be silent and equal in every bit. Then each variant of `fovea.emulator.planting` that
+a launch got to runs under seed 0, 1, ... until it is reported. Prints a table by kind, and each
+variant that no seed reported: as redundant, with what orders the same accesses without it
+(`REDUNDANT`), or as silent. Writes the same as JSON with `--out`.
 """
 
 import argparse
@@ -105,6 +106,7 @@ _ONE_WAIT = (
     "every warp has waited for its wgmma, and a wait of one warp covers the whole product, which "
     "read all rows; what is written after it is the warp's own rows"
 )
+# of the kernel for sm_90a at head dim 128
 REDUNDANT = (
     Redundant(
         opcode="fence.mbarrier_init", number=1, of=1,
@@ -125,8 +127,8 @@ REDUNDANT = (
 class Kernel:
     """One kernel and the problems it is to solve, run from any PTX text."""
 
-    def __init__(self, problems: Sequence[AttentionProblem]):
-        arch = arch_named("sm90")
+    def __init__(self, problems: Sequence[AttentionProblem], arch_name: str):
+        arch = arch_named(arch_name)
         self.problems = tuple(problems)
         self.plan = forward_plan(problems[0], arch)
         target = CompileTarget(arch=arch.target, host_triple=native_host_triple())
@@ -249,9 +251,10 @@ def _work(item: tuple[PlantedFault, int, list[torch.Tensor]]) -> dict[str, Any]:
     return try_fault(_kernel[0], fault, seeds, expected)
 
 
-def _prepare(launches: Sequence[Launch], head_dim: int, is_causal: bool) -> None:
+def _prepare(launches: Sequence[Launch], head_dim: int, is_causal: bool, arch_name: str) -> None:
     torch.set_num_threads(1)
-    _kernel[:] = [Kernel([item.problem(head_dim, is_causal=is_causal) for item in launches])]
+    problems = [item.problem(head_dim, is_causal=is_causal) for item in launches]
+    _kernel[:] = [Kernel(problems, arch_name)]
 
 
 def main() -> int:
@@ -259,6 +262,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
+    parser.add_argument("--arch", default="sm90")
+    parser.add_argument("--seqlen", nargs=2, type=int, help="of the only launch")
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--causal", action="store_true")
     parser.add_argument("--seeds", type=int, default=20)
@@ -267,7 +272,10 @@ def main() -> int:
     parser.add_argument("--lines", nargs="*", type=int, default=(), help="lines to change")
     parser.add_argument("--out", type=Path)
     use = parser.parse_args()
-    setting = (LAUNCHES, use.head_dim, use.causal)
+    launches = LAUNCHES
+    if use.seqlen:
+        launches = (Launch(name="given", seqlen_q=use.seqlen[0], seqlen_kv=use.seqlen[1]),)
+    setting = (launches, use.head_dim, use.causal, use.arch)
     _prepare(*setting)
     expected, lines = baseline(_kernel[0], use.seeds)
     faults = [fault for fault in plant_faults(_kernel[0].ptx) if fault.line in lines]
@@ -279,11 +287,11 @@ def main() -> int:
     with ProcessPoolExecutor(use.jobs, initializer=_prepare, initargs=setting) as pool:
         rows: list[dict[str, Any]] = []
         for fault, row in zip(faults, pool.map(_work, items)):
-            row["reason"] = reason_for(fault, _kernel[0].ptx)
+            row["reason"] = reason_for(fault, _kernel[0].ptx) if use.arch == "sm90" else ""
             rows.append(row)
             found = "silent"
             if row["seed"] is not None:
-                place = LAUNCHES[row["launch"]].name
+                place = launches[row["launch"]].name
                 found = f"{place}, seed {row['seed']}: {row['report']}"
             say(f"{row['line']:6} {row['kind']:10} {found:36} {row['statement'][:70]}")
     report(rows)

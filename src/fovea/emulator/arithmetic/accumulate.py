@@ -137,10 +137,12 @@ def multiply_exact(
         shift += how.alignment_bits - product_bits
         total += _truncated(mantissa_a[:, k, None] * mantissa_b[None, k, :], shift)
     value = np.ldexp(total.astype(np.float64), top - how.alignment_bits)
-    result = value.astype(np.float16) if how.result == "f16" else _toward_zero(value)
+    if how.result == "f16":
+        return _with_specials(value.astype(np.float16), a, b, c)
+    rounded = _toward_zero(value)
     if how.result == "f32_13":
-        result = _with_13_bits(result)
-    return _with_specials(result, a, b, c)
+        rounded = _with_13_bits(rounded)
+    return _with_specials(rounded, a, b, c)
 
 
 def multiply_aligned(

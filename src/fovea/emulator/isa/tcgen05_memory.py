@@ -412,4 +412,8 @@ def tcgen05_fence(i: Instruction) -> Any:
     A kernel without any is taken to rely on the synchronisation alone, see `isa/tensor_fence.py`.
     """
     fence = fence_before if i["what"] == "fence::before_thread_sync" else fence_after
-    return lambda warp, mask: fence(warp)
+
+    def run(warp: Any, mask: Array) -> None:
+        fence(warp)
+
+    return run

@@ -340,7 +340,7 @@ def _changed_words(memory: Array, place: slice, new: Array) -> Array:
     start = place.start % 4
     differs = np.zeros(-(-(start + len(new)) // 4) * 4, np.bool_)
     differs[start : start + len(new)] = memory[place] != new
-    return differs.reshape(-1, 4).any(axis=1)
+    return cast(Array, differs.reshape(-1, 4).any(axis=1))
 
 
 class GlobalMemory:
