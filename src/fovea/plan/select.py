@@ -60,14 +60,21 @@ def forward_plan(problem: AttentionProblem, arch: Arch) -> ForwardPlan:
         return sm90.make_forward_plan(
             dtype, head_dim, features, is_short=is_short, page_size=page_size
         )
-    lists = problem.block_lists
     return sm100.make_forward_plan(
         dtype,
         head_dim,
         features,
         software_columns=sm100.SOFTWARE_COLUMNS[arch.name],
-        splits_keys=lists is not None and lists.block_q % sm100.TILE_M != 0,
+        splits_keys=_splits_keys(problem),
     )
+
+
+def _splits_keys(problem: AttentionProblem) -> bool:
+    """Return whether 128 query rows have to do for both streams of a Blackwell plan."""
+    lists = problem.block_lists
+    if lists is not None:
+        return lists.block_q % sm100.TILE_M != 0
+    return problem.seqlen_q <= FEW_QUERIES
 
 
 def num_splits(problem: AttentionProblem, plan: ForwardPlan, num_sms: int) -> int:

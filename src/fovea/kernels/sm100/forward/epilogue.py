@@ -194,7 +194,8 @@ def _weigh(plan, outputs: Outputs, walk: Walk, parts: tuple) -> tuple:
     if sink_log2 is None:
         lse = select(is_dead, minus_inf, lse)
     weighed = tuple(
-        part._replace(weight=power * inverse) for part, power in zip(parts, powers, strict=True)
+        part._replace(weight=select(part.is_dead, zero, power * inverse))
+        for part, power in zip(parts, powers, strict=True)
     )
     return lse, total, weighed
 
@@ -233,18 +234,19 @@ def _chunk(
 ) -> tuple[list[cutlass.Float32], list[cutlass.Float32]]:
     """Return a chunk of the output, and `doubt` made NaN where O is not finite.
 
-    A row without keys is written as 0, whatever O holds.
+    A row without keys is 0, whatever O holds.
     """
     zero = cutlass.Float32(0.0)
     doubt = list(doubt)
     result: list[cutlass.Float32] = []
     for part in row.parts:
         values = tmem.load(part.o + first, CHUNK_COLUMNS)
-        for index, value in enumerate(values):
+        for index, found in enumerate(values):
+            value = select(part.is_dead, zero, found)
             if plan.is_optimistic:
                 # 0 * o is NaN where o is infinite or NaN, and 0 elsewhere.
                 doubt[index % 2] = cute.math.fma(value, zero, doubt[index % 2])
-            term = select(part.is_dead, zero, value * part.weight)
+            term = value * part.weight
             if len(result) < len(values):
                 result.append(term)
             else:

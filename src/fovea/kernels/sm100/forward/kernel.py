@@ -190,7 +190,7 @@ class ForwardKernel:
             if warp_idx == first_issue_warp + LOAD_WARP:
                 load.run(plan, problem, tma, shared)
             elif warp_idx == first_issue_warp + MMA_WARP:
-                mma.run(plan, shared)
+                mma.run(plan, problem, shared)
                 pointer = cute.arch.retrieve_tmem_ptr(cutlass.Float32, 16, address)
                 cute.arch.dealloc_tmem(pointer, TENSOR_COLUMNS)
 

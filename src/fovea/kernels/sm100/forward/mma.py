@@ -13,10 +13,10 @@ import cutlass.cute as cute
 
 from fovea.kernels.device.pipeline import stage_of, wait_full
 from fovea.kernels.device.values import is_in_all_lanes, select
-from fovea.kernels.device.work import STOP, receive, release_work
+from fovea.kernels.device.work import STOP, Work, receive, release_work
 from fovea.kernels.sm100 import tmem
-from fovea.kernels.sm100.forward.arguments import SharedTiles
-from fovea.kernels.sm100.forward.streams import stream_visit, stream_visits
+from fovea.kernels.sm100.forward.arguments import Problem, SharedTiles
+from fovea.kernels.sm100.forward.streams import num_turns, step_of, turns_of
 from fovea.kernels.sm100.signals import wait, wait_before
 from fovea.kernels.sm100.umma import (
     commit,
@@ -46,12 +46,19 @@ class _Place(NamedTuple):
 
     item: cutlass.Int32
     kv_use: cutlass.Int32
-    time0: cutlass.Int32
-    time1: cutlass.Int32
+    times: tuple  # by stream
+
+
+class _Tile(NamedTuple):
+    """One query tile: its place, the visits of its walk, and each stream's part of them."""
+
+    place: _Place
+    visits: cutlass.Int32
+    turns: tuple  # by stream
 
 
 @cute.jit
-def run(plan: cutlass.Constexpr, shared: SharedTiles):
+def run(plan: cutlass.Constexpr, problem: Problem, shared: SharedTiles):
     """Issue the products of every tile that this CTA works on.
 
     Run by one warp. Waits on: work_full, q_full, k_full, v_full, p_full, o_empty. Signals, through
@@ -62,48 +69,78 @@ def run(plan: cutlass.Constexpr, shared: SharedTiles):
         descriptor_start(shared.sK.iterator),
         descriptor_start(shared.sV.iterator),
     )
-    place = _Place(*(cutlass.Int32(0) for _ in _Place._fields))
+    zero = cutlass.Int32(0)
+    place = _Place(zero, zero, (zero, zero))
     use = cutlass.Int32(0)
     work = receive(shared.work, use, plan.work_edge)
+    is_begun = cutlass.Boolean(False)
     while is_in_all_lanes(work.tile_number != STOP):
+        upcoming = work
         if is_in_all_lanes(work.tile_number >= 0):
-            visits = work.walk.visits
-            _query_tile(plan, shared, starts, place, visits)
-            place = _Place(
-                place.item + 1,
-                place.kv_use + visits,
-                place.time0 + stream_visits(plan, visits, 0),
-                place.time1 + stream_visits(plan, visits, 1),
-            )
+            tile = _tile(plan, problem, work, place)
+            if not is_begun:
+                for stream in cutlass.range_constexpr(STREAMS):
+                    _scores(plan, shared, starts, tile, cutlass.Int32(0), stream)
+            place = _after(plan, tile)
+            upcoming = _products(plan, problem, shared, starts, tile, place, use)
+            is_begun = is_in_all_lanes(upcoming.tile_number >= 0)
+        else:
+            upcoming = receive(shared.work, use + 1, plan.work_edge)
+            is_begun = cutlass.Boolean(False)
         release_work(shared.work, use, plan.work_edge)
         use += 1
-        work = receive(shared.work, use, plan.work_edge)
+        work = upcoming
     # The last O has been read: nobody needs tensor memory any more.
     for stream in cutlass.range_constexpr(STREAMS):
         wait_before(shared.signals.o_empty + stream, place.item)
 
 
+def _tile(plan, problem: Problem, work: Work, place: _Place) -> _Tile:
+    """Return what a query tile is to this role."""
+    turns = tuple(turns_of(plan, work.walk, problem.band, stream) for stream in range(STREAMS))
+    return _Tile(place, work.walk.visits, turns)
+
+
+def _after(plan, tile: _Tile) -> _Place:
+    """Return the place behind a query tile."""
+    times = tuple(
+        time + num_turns(plan, turns)
+        for time, turns in zip(tile.place.times, tile.turns, strict=True)
+    )
+    return _Place(tile.place.item + 1, tile.place.kv_use + tile.visits, times)
+
+
 @cute.jit
-def _query_tile(
+def _products(
     plan: cutlass.Constexpr,
+    problem: Problem,
     shared: SharedTiles,
     starts: _Starts,
-    place: _Place,
-    visits: cutlass.Int32,
+    tile: _Tile,
+    after: _Place,
+    use: cutlass.Int32,
 ):
-    """Issue all products of one query tile."""
-    for stream in cutlass.range_constexpr(STREAMS):
-        if cutlass.const_expr(not plan.splits_keys):
-            wait_full(shared.q, STREAMS * place.item + stream, plan.q_edge)
-        elif cutlass.const_expr(stream == 0):
-            wait_full(shared.q, place.item, plan.q_edge)
-        _scores(plan, shared, starts, place, visits, cutlass.Int32(0), stream)
-    for index in cutlass.range(stream_visits(plan, visits, 0), unroll=1):
+    """Issue the products of a query tile whose first S are issued; return the work that follows.
+
+    The first S of the next query tile are issued behind the last O of their stream, so that its
+    softmax need not wait for the other stream's end.
+    """
+    num_rounds = (tile.visits + (step_of(plan) - 1)) // step_of(plan)
+    for index in cutlass.range(num_rounds - 1, unroll=1):
         for stream in cutlass.range_constexpr(STREAMS):
-            if index == 0:
-                wait_before(shared.signals.o_empty + stream, place.item)
-            _output(plan, shared, starts, place, visits, index, stream)
-            _scores(plan, shared, starts, place, visits, index + 1, stream)
+            _output(plan, shared, starts, tile, index, stream)
+            _scores(plan, shared, starts, tile, index + 1, stream)
+    last = num_rounds - 1
+    _output(plan, shared, starts, tile, last, 0)
+    upcoming = receive(shared.work, use + 1, plan.work_edge)
+    is_tile = is_in_all_lanes(upcoming.tile_number >= 0)
+    following = _tile(plan, problem, upcoming, after)
+    if is_tile:
+        _scores(plan, shared, starts, following, cutlass.Int32(0), 0)
+    _output(plan, shared, starts, tile, last, 1)
+    if is_tile:
+        _scores(plan, shared, starts, following, cutlass.Int32(0), 1)
+    return upcoming
 
 
 @cute.jit
@@ -111,38 +148,41 @@ def _scores(
     plan: cutlass.Constexpr,
     shared: SharedTiles,
     starts: _Starts,
-    place: _Place,
-    visits: cutlass.Int32,
+    tile: _Tile,
     index: cutlass.Int32,
     stream: cutlass.Constexpr,
 ):
-    """Issue S of a stream's index-th KV tile, if there is one.
+    """Issue S of a stream's KV tile in one round of the walk, if it takes one.
 
-    Signals: s_full; k_empty and, with the last tile, q_empty, once the last stream that reads them
-    is through. Since a commit covers all earlier products of its stream, s_full tells that O rests.
+    Signals: s_full; k_empty and, in the last round, q_empty, once the last stream that may read
+    them is through. Since a commit covers all products before it, s_full tells that O rests.
     """
-    visit = stream_visit(plan, index, stream)
-    if visit < visits:
+    place, turns = tile.place, tile.turns[stream]
+    is_shared = not plan.splits_keys
+    visit = index if is_shared else STREAMS * index + stream
+    if visit < tile.visits:
         use = place.kv_use + visit
         stage = stage_of(use, plan.k_edge)
-        is_shared = not plan.splits_keys
-        if cutlass.const_expr(stream == 0 or plan.splits_keys):
-            wait_full(shared.k, use, plan.k_edge)
         q_use = STREAMS * place.item + stream if is_shared else place.item
         q_stage = stage_of(q_use, plan.q_edge)
-        is_last = visit + 1 == visits
+        if cutlass.const_expr(stream == 0 or plan.splits_keys):
+            wait_full(shared.k, use, plan.k_edge)
+        if index == 0:
+            wait_full(shared.q, q_use, plan.q_edge)
+        if (visit >= turns.begin) & (visit < turns.end):
+            with cute.arch.elect_one():
+                issue_from_shared(
+                    scores_product(plan),
+                    shared.tensor_memory + plan.column("s", stream),
+                    starts.q + q_stage * (plan.q_edge.stage_bytes // _UNIT_BYTES),
+                    k_major_steps(STREAM_ROWS, plan.head_dim),
+                    starts.k + stage * (plan.k_edge.stage_bytes // _UNIT_BYTES),
+                )
+                commit(shared.signals.s_full + stream)
         with cute.arch.elect_one():
-            issue_from_shared(
-                scores_product(plan),
-                shared.tensor_memory + plan.column("s", stream),
-                starts.q + q_stage * (plan.q_edge.stage_bytes // _UNIT_BYTES),
-                k_major_steps(STREAM_ROWS, plan.head_dim),
-                starts.k + stage * (plan.k_edge.stage_bytes // _UNIT_BYTES),
-            )
-            commit(shared.signals.s_full + stream)
             if cutlass.const_expr(stream == STREAMS - 1 or plan.splits_keys):
                 commit(shared.k.empty + stage)
-            if is_last:
+            if visit + 1 == tile.visits:
                 commit(shared.q.empty + q_stage)
 
 
@@ -151,44 +191,45 @@ def _output(
     plan: cutlass.Constexpr,
     shared: SharedTiles,
     starts: _Starts,
-    place: _Place,
-    visits: cutlass.Int32,
+    tile: _Tile,
     index: cutlass.Int32,
     stream: cutlass.Constexpr,
 ):
-    """Issue O += P V of a stream's index-th KV tile, if there is one, part by part as P comes.
+    """Issue O += P V of a stream's KV tile in one round of the walk, if it takes one.
 
-    Signals: v_empty, once the last stream that reads it is through; o_full, with the last tile or
-    where there is none.
+    It goes part by part, as P comes. Signals: v_empty, once the last stream that may read it is
+    through; o_full, in the stream's last round.
     """
-    visit = stream_visit(plan, index, stream)
-    if visit < visits:
+    place, turns = tile.place, tile.turns[stream]
+    visit = STREAMS * index + stream if plan.splits_keys else index
+    if index == 0:
+        wait_before(shared.signals.o_empty + stream, place.item)
+    if visit < tile.visits:
         use = place.kv_use + visit
         stage = stage_of(use, plan.v_edge)
         if cutlass.const_expr(stream == 0 or plan.splits_keys):
             wait_full(shared.v, use, plan.v_edge)
-        time = (place.time0, place.time1)[stream] + index
-        adds = select(index > 0, cutlass.Int32(1), cutlass.Int32(0))
-        num_parts = len(plan.p_parts)
-        first = 0
-        for part in cutlass.range_constexpr(num_parts):
-            wait(shared.signals.p_full + stream * num_parts + part, time)
-            tmem.after_wait()
-            with cute.arch.elect_one():
-                issue_from_tensor_memory(
-                    output_product(plan),
-                    shared.tensor_memory + plan.column("o", stream),
-                    shared.tensor_memory + plan.column("p", stream),
-                    starts.v + stage * (plan.v_edge.stage_bytes // _UNIT_BYTES),
-                    range(first // _K_STEP, (first + plan.p_parts[part]) // _K_STEP),
-                    adds,
-                )
-            first = first + plan.p_parts[part]
+        if (visit >= turns.begin) & (visit < turns.end):
+            time = place.times[stream] + (visit - turns.begin) // step_of(plan)
+            adds = select(visit > turns.begin, cutlass.Int32(1), cutlass.Int32(0))
+            num_parts = len(plan.p_parts)
+            first = 0
+            for part in cutlass.range_constexpr(num_parts):
+                wait(shared.signals.p_full + stream * num_parts + part, time)
+                tmem.after_wait()
+                with cute.arch.elect_one():
+                    issue_from_tensor_memory(
+                        output_product(plan),
+                        shared.tensor_memory + plan.column("o", stream),
+                        shared.tensor_memory + plan.column("p", stream),
+                        starts.v + stage * (plan.v_edge.stage_bytes // _UNIT_BYTES),
+                        range(first // _K_STEP, (first + plan.p_parts[part]) // _K_STEP),
+                        adds,
+                    )
+                first = first + plan.p_parts[part]
         if cutlass.const_expr(stream == STREAMS - 1 or plan.splits_keys):
             with cute.arch.elect_one():
                 commit(shared.v.empty + stage)
-    if (index + 1 == stream_visits(plan, visits, stream)) | (
-        visits <= stream_visit(plan, 0, stream)
-    ):
+    if (index + 1) * step_of(plan) >= tile.visits:
         with cute.arch.elect_one():
             commit(shared.signals.o_full + stream)

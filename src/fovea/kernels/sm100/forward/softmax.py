@@ -15,7 +15,7 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 
-from fovea.kernels.device.kv_walk import Visit, Walk, is_cut, kv_tile
+from fovea.kernels.device.kv_walk import Visit, Walk, kv_tile
 from fovea.kernels.device.mods import ModTable
 from fovea.kernels.device.score import Scalars, TileKind, exponent_scale
 from fovea.kernels.device.softmax import finite_reference
@@ -34,7 +34,7 @@ from fovea.kernels.sm100.forward.rows import (
     maximum,
 )
 from fovea.kernels.sm100.forward.scores import ScoreContext, TileScores, make_score_context
-from fovea.kernels.sm100.forward.streams import stream_visit, stream_visits
+from fovea.kernels.sm100.forward.streams import Turns, num_turns, step_of, turns_of
 from fovea.kernels.sm100.signals import tell, wait, wait_before
 from fovea.plan.numerics import LAZY_RESCALE_LOG2, LOG2_E
 from fovea.plan.roles import WARPGROUP_THREADS
@@ -81,20 +81,20 @@ def run(
         p=first + plan.column("p") + stream * plan.stride("p"),
         o=first + plan.column("o") + stream * plan.stride("o"),
     )
-    if cutlass.const_expr(plan.splits_keys):
-        # A stream may have no KV tile of a query tile; the epilogue reads its O all the same.
-        for first in cutlass.range_constexpr(0, plan.head_dim_v, CHUNK_COLUMNS):
-            tmem.store(this.o + first, [cutlass.Float32(0.0)] * CHUNK_COLUMNS)
-        tmem.finish_stores()
+    # A stream may have no KV tile of a query tile; the epilogue reads its O all the same.
+    for first in cutlass.range_constexpr(0, plan.head_dim_v, CHUNK_COLUMNS):
+        tmem.store(this.o + first, [cutlass.Float32(0.0)] * CHUNK_COLUMNS)
+    tmem.finish_stores()
     use = cutlass.Int32(0)
     time = cutlass.Int32(0)
     item = cutlass.Int32(0)
     work = receive(shared.work, use, plan.work_edge)
     while is_in_all_lanes(work.tile_number != STOP):
         if is_in_all_lanes(work.tile_number >= 0):
-            _query_tile(plan, this, scalars, mods, outputs, work, time)
+            turns = turns_of(plan, work.walk, problem.band, stream)
+            _query_tile(plan, this, scalars, mods, outputs, work, turns, time)
             _hand_over(plan, this, item)
-            time += stream_visits(plan, work.walk.visits, stream)
+            time += num_turns(plan, turns)
             item += 1
         release_work(shared.work, use, plan.work_edge)
         use += 1
@@ -109,6 +109,7 @@ def _query_tile(
     mods: ModTable,
     outputs: Outputs,
     work: Work,
+    turns: Turns,
     first_time: cutlass.Int32,
 ):
     """Do the softmax of one query tile's row, on the KV tiles of this stream."""
@@ -121,12 +122,12 @@ def _query_tile(
     state = this.state
     begin(state)
     last = walk.visits - 1
-    visit = cutlass.min(stream_visit(plan, cutlass.Int32(0), this.stream), last)
-    n_idx = kv_tile(walk, visit, this.problem.block_lists, plan)
-    for index in cutlass.range(stream_visits(plan, walk.visits, this.stream), unroll=1):
-        at = _visit(plan, walk, stream_visit(plan, index, this.stream), n_idx)
+    n_idx = kv_tile(walk, cutlass.min(turns.begin, last), this.problem.block_lists, plan)
+    for index in cutlass.range(num_turns(plan, turns), unroll=1):
+        visit = turns.begin + step_of(plan) * index
+        at = _visit(plan, walk, turns, visit, n_idx)
         # Of block lists from memory: asked for a whole KV tile before it is needed.
-        following = cutlass.min(stream_visit(plan, index + 1, this.stream), last)
+        following = cutlass.min(visit + step_of(plan), last)
         n_idx = kv_tile(walk, following, this.problem.block_lists, plan)
         time = first_time + index
         wait(this.shared.signals.s_full + this.stream, time)
@@ -155,12 +156,12 @@ def _query_tile(
                 outputs.mMaxScore[walk.batch, walk.head, q_idx] = state.row_max[0]
 
 
-def _visit(plan, walk: Walk, visit: cutlass.Int32, n_idx: cutlass.Int32) -> Visit:
+def _visit(plan, walk: Walk, turns: Turns, visit: cutlass.Int32, n_idx: cutlass.Int32) -> Visit:
     """Return what a thread has to know of a KV tile."""
     is_partial = cutlass.Boolean(False)
     if plan.features.block_lists:
         is_partial = visit < walk.partial_visits
-    return Visit(n_idx, is_partial, is_cut(walk, n_idx))
+    return Visit(n_idx, is_partial, (n_idx < turns.plain_begin) | (n_idx >= turns.plain_end))
 
 
 def _is_hidden_in(plan, at: Visit, *, by_position: bool) -> cutlass.Boolean | bool:

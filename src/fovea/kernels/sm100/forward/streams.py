@@ -1,24 +1,55 @@
-"""Which KV tiles of a walk a stream takes: all of them, or every other one.
+"""Which KV tiles of a walk a stream takes: those that its rows see, or every other one.
 
 Lives here: the arithmetic that the softmax and the MMA role share. Not here: the walk itself
-(`device/kv_walk.py`). Invariant: every visit of a walk belongs to one stream if the streams split
-the keys, else to both.
+(`device/kv_walk.py`). Invariant: if the streams split the keys, every visit of a walk belongs to
+one stream; else a stream takes an unbroken run of visits, which may be empty.
 """
 
+from typing import NamedTuple
+
 import cutlass
+import cutlass.cute as cute
 
-from fovea.plan.sm100 import STREAMS, ForwardPlan
-
-
-def stream_visits(
-    plan: ForwardPlan, visits: cutlass.Int32, stream: cutlass.Int32 | int
-) -> cutlass.Int32:
-    """Return how many visits of a walk are a stream's."""
-    return (visits + (STREAMS - 1) - stream) // STREAMS if plan.splits_keys else visits
+from fovea.kernels.device.kv_walk import Walk
+from fovea.kernels.device.masking import Band, tile_span
+from fovea.plan.sm100 import STREAM_ROWS, STREAMS
 
 
-def stream_visit(
-    plan: ForwardPlan, index: cutlass.Int32, stream: cutlass.Int32 | int
-) -> cutlass.Int32:
-    """Return which visit of a walk is a stream's index-th; it may lie past the end."""
-    return STREAMS * index + stream if plan.splits_keys else index
+class Turns(NamedTuple):
+    """A stream's visits of a walk: `begin`, `begin + step`, ... below `end`; none may be left.
+
+    Tiles outside [`plain_begin`, `plain_end`) hold a position that the band or the lengths hide
+    from one of the stream's rows.
+    """
+
+    begin: cutlass.Int32
+    end: cutlass.Int32
+    plain_begin: cutlass.Int32
+    plain_end: cutlass.Int32
+
+
+@cute.jit
+def turns_of(plan: cutlass.Constexpr, walk: Walk, band: Band, stream: cutlass.Int32 | int) -> Turns:
+    """Return a stream's part of a walk."""
+    turns = Turns(cutlass.Int32(0) + stream, walk.visits, walk.plain_begin, walk.plain_end)
+    if cutlass.const_expr(not plan.splits_keys):
+        turns = turns._replace(begin=cutlass.Int32(0))
+        if cutlass.const_expr(not plan.features.block_lists):
+            first_row = walk.m_idx * plan.tile_m + stream * STREAM_ROWS
+            span = tile_span(first_row, first_row + STREAM_ROWS, band, plan.tile_n, plan.features)
+            # A walk goes from its last tile down. Of a dead one, past the keys, nothing is taken.
+            begin = cutlass.min(cutlass.max(walk.range_end - span.end, 0), walk.visits)
+            end = cutlass.min(walk.range_end - span.begin, walk.visits)
+            turns = Turns(begin, cutlass.max(begin, end), span.plain_begin, span.plain_end)
+    return turns
+
+
+def step_of(plan) -> int:
+    """Return how many visits of the walk lie between two of a stream."""
+    return STREAMS if plan.splits_keys else 1
+
+
+def num_turns(plan, turns: Turns) -> cutlass.Int32:
+    """Return how many visits a stream has."""
+    step = step_of(plan)
+    return (turns.end - turns.begin + (step - 1)) // step
