@@ -88,18 +88,19 @@ def test_one_head_of_256_by_512_is_emulated_within_30_seconds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "head_dim", "dtype"),
+    ("arch", "head_dim", "dtype", "seqlen_q"),
     [
-        (SM100, 128, torch.bfloat16),
-        (SM103, 64, torch.float16),
-        pytest.param(SM100, 64, torch.bfloat16, marks=pytest.mark.slow),
-        pytest.param(SM100, 128, torch.float16, marks=pytest.mark.slow),
-        pytest.param(SM103, 128, torch.bfloat16, marks=pytest.mark.slow),
+        (SM100, 128, torch.bfloat16, 300),
+        (SM103, 64, torch.float16, 1),
+        pytest.param(SM100, 128, torch.bfloat16, 1, marks=pytest.mark.slow),
+        pytest.param(SM100, 64, torch.bfloat16, 300, marks=pytest.mark.slow),
+        pytest.param(SM100, 128, torch.float16, 300, marks=pytest.mark.slow),
+        pytest.param(SM103, 128, torch.bfloat16, 300, marks=pytest.mark.slow),
     ],
     ids=str,
 )
-def test_kernel_uses_no_local_memory_and_the_plans_threads(arch, head_dim, dtype) -> None:
-    problem = _problem(Shape(seqlen_q=1, seqlen_kv=1, head_dim=head_dim), dtype)
+def test_kernel_uses_no_local_memory_and_the_plans_threads(arch, head_dim, dtype, seqlen_q) -> None:
+    problem = _problem(Shape(seqlen_q=seqlen_q, seqlen_kv=1, head_dim=head_dim), dtype)
     plan = select.forward_plan(problem, arch)
     record = compile_variant(ForwardVariant(plan), CompileTarget(arch=arch.target)).record
     (used,) = record.kernels.values()

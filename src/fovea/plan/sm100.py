@@ -28,6 +28,8 @@ WORK_STAGES = 2  # query tiles announced ahead: one being computed, one being lo
 # Registers per thread by role; four warpgroups of 128 on average. A softmax thread holds a whole
 # row of S (128) where it looks for the maximum, the epilogue two chunks of O.
 _REGISTERS = {"softmax": 192, "epilogue": 80, "issue": 48}
+# Where streams share their rows, a chunk of O of each is joined.
+_REGISTERS_OF_SHARED_ROWS = {"softmax": 184, "epilogue": 96, "issue": 48}
 # Columns of 32 whose exponentials go to the FMA pipe: on sm_100a the exponential unit takes as long
 # as the products at head_dim 128 (16 results a clock and SM); sm_103a's is twice as fast.
 SOFTWARE_COLUMNS = {"sm100": 4, "sm103": 0}
@@ -109,24 +111,25 @@ class ForwardPlan:
         Tensor memory is split among the warps of a warpgroup by lanes, so those that read it come
         in whole warpgroups.
         """
+        registers = _REGISTERS_OF_SHARED_ROWS if self.splits_keys else _REGISTERS
         return (
             Role(
                 name="softmax",
                 first_warpgroup=0,
                 num_warpgroups=STREAMS,
-                registers=_REGISTERS["softmax"],
+                registers=registers["softmax"],
             ),
             Role(
                 name="epilogue",
                 first_warpgroup=STREAMS,
                 num_warpgroups=1,
-                registers=_REGISTERS["epilogue"],
+                registers=registers["epilogue"],
             ),
             Role(
                 name="issue",
                 first_warpgroup=STREAMS + 1,
                 num_warpgroups=1,
-                registers=_REGISTERS["issue"],
+                registers=registers["issue"],
             ),
         )
 
