@@ -174,6 +174,15 @@ _IDLE = {
     "packing": replace(_LARGE, idle=(65, 130), behind=77),
     "small_packing": replace(_SMALL, idle=(5, 33), behind=9),
 }
+# Few rows and many keys: heads of a group share a tile, keys are cut into parts.
+_FEW_LARGE = Packing(lengths=((1, 1900), (5, 700), (0, 30), (8, 0), (3, 129), (1, 1500)))
+_FEW_SMALL = Packing(lengths=((1, 700), (5, 9), (0, 3), (4, 0), (3, 130)))
+_FEW = {"packing": _FEW_LARGE, "small_packing": _FEW_SMALL, "shape": replace(_WIDE, heads_q=8)}
+_FEW_IDLE = {
+    **_FEW,
+    "packing": replace(_FEW_LARGE, idle=(2, 130), behind=77),
+    "small_packing": replace(_FEW_SMALL, idle=(2, 33), behind=9),
+}
 _MANY = {
     "packing": Packing(lengths=tuple((1 + n * 37 % 200, 1 + n * 53 % 400) for n in range(300))),
     "small_packing": Packing(lengths=tuple((1 + n % 3, 1 + n * 5 % 7) for n in range(9))),
@@ -221,6 +230,11 @@ PACKED_CASES: tuple[PackedCase, ...] = (
         wants_max_score=True,
         **_IDLE,
     ),
+    _case("few", **_FEW),
+    _case("few causal idle rows", CAUSAL, **_FEW_IDLE),
+    _case("few causal sink max_score", joined(CAUSAL, sink), wants_max_score=True, **_FEW_IDLE),
+    _case("few window alibi fp16", joined(WINDOW, alibi), dtype=FP16, **_FEW_IDLE),
+    _case("few padding by sequence", joined(bool_capture, sink), **_FEW),
     _case("many", CAUSAL, **_MANY),
     _case("gqa 5 heads", CAUSAL, shape=replace(_SHAPE, heads_q=5, heads_kv=1)),
     _case(

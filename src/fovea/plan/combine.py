@@ -12,19 +12,22 @@ from fovea.plan.roles import WARP_SIZE
 
 # Rows of numbers that a part leaves beside its output: reference, sum, and the maximum if wanted.
 REFERENCE, ROW_SUM, ROW_MAX = 0, 1, 2
+IDLE_SUM = -1.0  # the sum of a row that belongs to no query
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CombinePlan:
     """The merge of one row by one CTA, whose warps take turns with the row's parts.
 
-    `head_dim_v` counts the columns of the partial outputs: the tile's, not the tensor's.
+    `head_dim_v` counts the columns of the partial outputs: the tile's, not the tensor's. Idle rows
+    belong to no query: their sum is negative in every part.
     """
 
     dtype: Literal["bfloat16", "float16"]
     head_dim_v: int
     sink: bool
     max_score: bool
+    has_idle_rows: bool = False
     num_warps: int = 4
     parts_at_once: int = 4  # of a warp: with 4 warps one round of loads for 16 parts
 

@@ -19,7 +19,7 @@ from fovea.plan.integers import NARROW_LIMIT
 from fovea.problem import AttentionProblem
 from fovea.tiling import split_kv
 from fovea.tiling.bounds import Band, Side, kv_range, larger, smaller
-from fovea.tiling.split_kv import SplitDemand
+from fovea.tiling.split_kv import MAX_SPLITS, SplitDemand
 
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _TILE_HEAD_DIMS = {
@@ -31,6 +31,8 @@ SHORT_SEQLEN = 2048  # keys up to which a call gets the plan for short sequences
 # Queries up to which a call gets the plan for few. One warpgroup then multiplies at a time, which
 # pays as long as K and V come slower than it works through them.
 FEW_QUERIES = 64
+# What parts of the keys may take of the GPU's memory: most rows of a packed batch may be idle.
+_PARTIAL_BYTES = 2**28
 _L2_BYTES = 50 * 1024**2  # of an H100; an H200 has 60
 _MAX_SEQLEN = 2**30  # positions and their sums stay in 32 bits
 
@@ -53,7 +55,7 @@ def forward_plan(problem: AttentionProblem, arch: Arch) -> ForwardPlan:
     head_dim = tile_head_dim(problem, arch)
     features = forward_features(problem)
     if arch.name == "sm90":
-        if problem.seqlen_q <= FEW_QUERIES and not (features.block_lists or features.varlen):
+        if _packs_heads(problem, features):
             return sm90.make_packed_plan(dtype, head_dim, features)
         is_short = problem.seqlen_kv <= SHORT_SEQLEN
         page_size = problem.k.shape[1] if problem.is_paged else None
@@ -75,6 +77,16 @@ def _splits_keys(problem: AttentionProblem) -> bool:
     if lists is not None:
         return lists.block_q % sm100.TILE_M != 0
     return problem.seqlen_q <= FEW_QUERIES
+
+
+def _packs_heads(problem: AttentionProblem, features: ForwardFeatures) -> bool:
+    """Return whether a call gets the plan for few queries."""
+    # Rows of packed sequences, idle ones too, times heads stay in 32 bits.
+    if problem.is_paged:
+        return False
+    rows = problem.seqlen_q if problem.varlen is None else problem.q.shape[0]
+    is_small = rows * problem.group_size < _MAX_SEQLEN
+    return problem.seqlen_q <= FEW_QUERIES and is_small and not features.block_lists
 
 
 def num_splits(problem: AttentionProblem, plan: ForwardPlan, num_sms: int) -> int:
@@ -102,11 +114,13 @@ def num_splits(problem: AttentionProblem, plan: ForwardPlan, num_sms: int) -> in
     demand = SplitDemand(
         num_tiles=problem.batch * problem.heads_kv * tiles_per_head,
         query_tiles_per_head=tiles_per_head,
-        num_kv_tiles=max(int(span.end) - int(span.first) for span in spans),
+        num_kv_tiles=max((int(span.end) - int(span.first) for span in spans), default=0),
         kv_head_bytes=problem.seqlen_kv * row_bytes,
         is_banded=plan.is_banded,
     )
-    return split_kv.num_splits(demand, num_sms=num_sms, l2_bytes=_L2_BYTES)
+    rows = problem.q.shape[:-2].numel() * problem.heads_q
+    most = min(MAX_SPLITS, max(1, _PARTIAL_BYTES // max(1, rows * plan.head_dim_v * 4)))
+    return split_kv.num_splits(demand, num_sms=num_sms, l2_bytes=_L2_BYTES, max_splits=most)
 
 
 def forward_features(problem: AttentionProblem) -> ForwardFeatures:

@@ -215,9 +215,10 @@ class ForwardPlan:
     def is_dynamic(self) -> bool:
         """True where CTAs draw query tiles from a counter, since tiles differ in work.
 
-        Few queries see about the same keys, and a counter would have to be zeroed before.
+        Few queries see about the same keys, and a counter would have to be zeroed before; the table
+        of packed sequences has one.
         """
-        return (self.is_banded or self.features.varlen) and not self.packs_heads
+        return (self.is_banded and not self.packs_heads) or self.features.varlen
 
     @property
     def combine(self) -> CombinePlan | None:
@@ -229,6 +230,7 @@ class ForwardPlan:
             head_dim_v=self.head_dim_v,
             sink=self.features.sink,
             max_score=self.features.max_score,
+            has_idle_rows=self.features.varlen,
         )
 
     @property

@@ -307,7 +307,11 @@ def _partial_shapes(
     """
     if plan.combine is None:
         return None
-    rows = (problem.batch, problem.heads_q, problem.seqlen_q) if splits > 1 else (1, 1, 1)
+    rows = (1, 1, 1)
+    if splits > 1:
+        # Packed sequences are one batch entry of all rows.
+        *batch, seqlen_q, heads_q, _ = problem.q.shape
+        rows = (*(batch or (1,)), heads_q, seqlen_q)
     return (splits, *rows, plan.head_dim_v), (plan.combine.num_planes, splits, *rows)
 
 

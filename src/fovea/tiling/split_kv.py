@@ -16,6 +16,7 @@ _FULL_ENOUGH = Fraction(8, 10)
 _EFFICIENCY_SHARE = Fraction(85, 100)
 # Fewer tiles than this leave each part nothing to pipeline.
 _MIN_KV_TILES = 5
+MAX_SPLITS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,9 @@ class SplitDemand:
     is_banded: bool
 
 
-def num_splits(demand: SplitDemand, *, num_sms: int, l2_bytes: int, max_splits: int = 128) -> int:
+def num_splits(
+    demand: SplitDemand, *, num_sms: int, l2_bytes: int, max_splits: int = MAX_SPLITS
+) -> int:
     """Return the number of parts, 1 for no split.
 
     Enough tiles to fill the GPU need no split, unless one head's K and V do not fit the L2 while

@@ -124,12 +124,14 @@ def fill_table(
     total_kv: cutlass.Int32,
     tile_rows: cutlass.Constexpr,
     is_paged: cutlass.Constexpr,
+    heads_a_row: cutlass.Int32 | int,
 ):
     """Write the table. Run by one thread a sequence; none waits for another.
 
     `total_kv` counts all keys, of a paged cache those that a row of the page table can hold.
 
-    Each looks at all sequences: those before it in the order say its place and its first tile.
+    Each looks at all sequences: those before it in the order say its place and its first tile. A
+    row takes as many rows of a tile as heads are packed there.
     """
     block, _, _ = cute.arch.block_idx()
     thread, _, _ = cute.arch.thread_idx()
@@ -137,14 +139,14 @@ def fill_table(
     if number < table.num_sequences:
         mine = _sequence_at(where, number, total_q, total_kv, is_paged)
         place = cutlass.Int32(0)
-        tiles_end = (mine.num_rows + (tile_rows - 1)) // tile_rows
+        tiles_end = (mine.num_rows * heads_a_row + (tile_rows - 1)) // tile_rows
         for other in cutlass.range(table.num_sequences, unroll=1):
             its = _sequence_at(where, other, total_q, total_kv, is_paged)
             is_longer = its.seqlen_kv > mine.seqlen_kv
             is_alike = (its.seqlen_kv == mine.seqlen_kv) & (other < number)
             if is_longer | is_alike:
                 place += 1
-                tiles_end += (its.num_rows + (tile_rows - 1)) // tile_rows
+                tiles_end += (its.num_rows * heads_a_row + (tile_rows - 1)) // tile_rows
         record = cute.make_tensor(
             table.words.iterator + place * RECORD_WORDS, cute.make_layout(RECORD_WORDS)
         )
@@ -170,8 +172,9 @@ class Place(NamedTuple):
 
 
 def packed_tiles(table: SequenceTable, order: TileOrder) -> cutlass.Int32:
-    """Return the number of query tiles of all sequences and heads."""
-    return _tiles_end(table, table.num_sequences - 1) * order.heads
+    """Return the number of tiles of all sequences and heads."""
+    tiles = _tiles_end(table, table.num_sequences - 1) * order.heads
+    return tiles if order.num_splits is None else tiles * order.num_splits
 
 
 def _tiles_end(table: SequenceTable, place: cutlass.Int32) -> cutlass.Int32:
@@ -184,6 +187,8 @@ def find_tile(tile_number: cutlass.Int32, table: SequenceTable, order: TileOrder
 
     Sequence by sequence; inside one as `decode_tile` has it.
     """
+    if cutlass.const_expr(order.num_splits is not None):
+        tile_number = tile_number // order.num_splits
     rank = tile_number // order.heads
     low = cutlass.Int32(0)
     high = table.num_sequences - 1

@@ -12,7 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.memory import SmemAllocator
 
-from fovea.kernels.device.softmax import close_row
+from fovea.kernels.device.softmax import Closed, close_row
 from fovea.kernels.device.values import select
 from fovea.plan.combine import REFERENCE, ROW_MAX, ROW_SUM, CombinePlan
 from fovea.plan.roles import WARP_SIZE
@@ -32,7 +32,10 @@ class Partials(NamedTuple):
 
 
 class Merged(NamedTuple):
-    """Where results go: O (batch, seqlen_q, heads, head_dim_v), the others (batch, heads, ...)."""
+    """Where results go: O (batch, seqlen_q, heads, head_dim_v), the others (batch, heads, ...).
+
+    Packed sequences are one batch entry of all rows.
+    """
 
     mO: cute.Tensor
     mLSE: cute.Tensor
@@ -97,6 +100,8 @@ class CombineKernel:
             if cutlass.const_expr(plan.sink):
                 sink = merged.mSink[head].to(cutlass.Float32)
             closed = close_row(reference, row_sum, sink)
+            if cutlass.const_expr(plan.has_idle_rows):
+                closed = _of_idle_row(partials, place, closed)
             for other in cutlass.range_constexpr(1, plan.num_warps):
                 for column in cutlass.range_constexpr(plan.columns_per_lane):
                     rSum[column] = rSum[column] + sSums[column, lane, other]
@@ -109,14 +114,27 @@ class CombineKernel:
                     merged.mMaxScore[place] = top
 
 
+def _of_idle_row(partials: Partials, place: tuple, closed: Closed) -> Closed:
+    """Return what a row comes to: nothing, the sink aside, where it belongs to no query."""
+    is_idle = partials.mRows[ROW_SUM, 0, *place] < 0.0
+    nothing = cutlass.Float32(-cutlass.Float32.inf)
+    return closed._replace(
+        lse=select(is_idle, nothing, closed.lse), is_dead=closed.is_dead | is_idle
+    )
+
+
+def _is_empty(partials: Partials, place: tuple, split: cutlass.Int32) -> cutlass.Boolean:
+    """Return whether a part saw no key; its sum is 0, of idle rows negative."""
+    return partials.mRows[ROW_SUM, split, *place] <= 0.0
+
+
 def _weight(
     partials: Partials, place: tuple, split: cutlass.Int32, reference: cutlass.Float32
 ) -> cutlass.Float32:
     """Return what a part's sums are multiplied by: 2^(its reference - the common one), or 0."""
     own = partials.mRows[REFERENCE, split, *place]
-    is_empty = partials.mRows[ROW_SUM, split, *place] == 0.0
     power = cute.math.exp2(own - reference, fastmath=True)
-    return select(is_empty, cutlass.Float32(0.0), power)
+    return select(_is_empty(partials, place, split), cutlass.Float32(0.0), power)
 
 
 @cute.jit
@@ -125,8 +143,7 @@ def _reference(partials: Partials, place: tuple, lane: cutlass.Int32) -> cutlass
     top = cutlass.Float32(-cutlass.Float32.inf)
     for split in cutlass.range(lane, partials.num_splits, WARP_SIZE, unroll=1):
         own = partials.mRows[REFERENCE, split, *place]
-        is_empty = partials.mRows[ROW_SUM, split, *place] == 0.0
-        top = select(is_empty, top, cute.arch.fmax(top, own))
+        top = select(_is_empty(partials, place, split), top, cute.arch.fmax(top, own))
     top = _over_lanes(top, cute.arch.fmax)
     return select(top == -cutlass.Float32.inf, cutlass.Float32(0.0), top)
 
@@ -208,7 +225,7 @@ def _write_output(
     merged: Merged,
     place: tuple,
     rSum: cute.Tensor,
-    closed,
+    closed: Closed,
     lane: cutlass.Int32,
 ):
     """Divide this lane's columns by the row's sum and write those that the tensor has."""

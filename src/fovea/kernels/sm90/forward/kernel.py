@@ -144,9 +144,15 @@ class ForwardKernel:
         )
         rows_q, heads = mQ.shape[-3], mQ.shape[-2]
         tile_rows = plan.tile_m * plan.cluster
+        num_splits = None
         offset, left, right, section_heads, num_ctas = integers
         group_size = heads // mK.shape[-2]
         packing, table, pages = None, None, None
+        heads_a_row = 1
+        if cutlass.const_expr(plan.packs_heads):
+            packing = Packing(mQ, group_size, Partials(*partials))
+            num_splits = packing.partials.num_splits
+            heads, heads_a_row = mK.shape[-2], group_size
         if cutlass.const_expr(plan.features.varlen):
             words, page_table, *where = sequences
             total_kv = mK.shape[0]
@@ -156,27 +162,20 @@ class ForwardKernel:
             where = SequenceTensors(*where)
             num_sequences = where.mStartQ.shape[0]  # the batch, and the rows behind it
             table = SequenceTable(words, num_sequences)
-            self._fill_table(where, table, mQ.shape[0], total_kv, stream)
+            self._fill_table(where, table, (mQ.shape[0], total_kv), heads_a_row, stream)
             counter = counter_of(table)
             # No sequence has more tiles than its share, and each may round up.
-            num_m_tiles, head_rows = rows_q // tile_rows + num_sequences, heads
+            num_m_tiles, head_rows = rows_q * heads_a_row // tile_rows + num_sequences, heads
         else:
-            num_m_tiles, head_rows = cute.ceil_div(rows_q, tile_rows), heads * mQ.shape[0]
+            num_m_tiles = cute.ceil_div(rows_q * heads_a_row, tile_rows)
+            head_rows = heads * mQ.shape[0]
         order = TileOrder(
             num_m_tiles=num_m_tiles,
             heads=heads,
             head_rows=head_rows,
             section_heads=section_heads,
+            num_splits=num_splits,
         )
-        if cutlass.const_expr(plan.packs_heads):
-            packing = Packing(mQ, group_size, Partials(*partials))
-            order = TileOrder(
-                num_m_tiles=cute.ceil_div(rows_q * group_size, plan.tile_m),
-                heads=mK.shape[2],
-                head_rows=mK.shape[2] * mQ.shape[0],
-                section_heads=section_heads,
-                num_splits=packing.partials.num_splits,
-            )
         problem = Problem(
             order=order,
             band=Band(offset, left, right, rows_q, mK.shape[-3]),
@@ -205,8 +204,17 @@ class ForwardKernel:
             min_blocks_per_mp=1,
         )
         if cutlass.const_expr(plan.packs_heads):
-            if packing.partials.num_splits > 1:
-                self.merge(packing.partials, Merged(mO, mLSE, mMaxScore, mSink), stream)
+            if num_splits > 1:
+                numbers = [self._as_batch(mLSE), self._as_batch(mMaxScore)]
+                merged = Merged(self._as_batch(mO), *numbers, mSink)
+                self.merge(packing.partials, merged, stream)
+
+    def _as_batch(self, tensor: cute.Tensor | None) -> cute.Tensor | None:
+        """Return a tensor with a batch axis: packed sequences are one entry."""
+        if tensor is None or not self.plan.features.varlen:
+            return tensor
+        shape, stride = (1, *tensor.shape), (0, *tensor.stride)
+        return cute.make_tensor(tensor.iterator, cute.make_layout(shape, stride=stride))
 
     def _rows(self, tensor: cute.Tensor) -> cute.Tensor:
         """Return a tensor with rows first, for the copy engine."""
@@ -228,12 +236,12 @@ class ForwardKernel:
         self,
         where: SequenceTensors,
         table: SequenceTable,
-        total_q: cutlass.Int32,
-        total_kv: cutlass.Int32,
+        totals: tuple,
+        heads_a_row: cutlass.Int32 | int,
         stream: Any,
     ):
-        """Launch the kernel that makes the table of sequences."""
-        self.table_kernel(where, table, total_q, total_kv).launch(
+        """Launch the kernel that makes the table of sequences; `totals` are of rows and keys."""
+        self.table_kernel(where, table, *totals, heads_a_row).launch(
             grid=(cute.ceil_div(table.num_sequences, TABLE_THREADS), 1, 1),
             block=(TABLE_THREADS, 1, 1),
             stream=stream,
@@ -246,11 +254,13 @@ class ForwardKernel:
         table: SequenceTable,
         total_q: cutlass.Int32,
         total_kv: cutlass.Int32,
+        heads_a_row: cutlass.Int32,
     ):
         """Write the table of sequences."""
         plan = self.plan
         tile_rows = plan.tile_m * plan.cluster
-        fill_table(where, table, total_q, total_kv, tile_rows, plan.page_box > 0)
+        is_paged = plan.page_box > 0
+        fill_table(where, table, total_q, total_kv, tile_rows, is_paged, heads_a_row)
 
     @cute.kernel
     def kernel(

@@ -21,11 +21,12 @@ from fovea.kernels.device.softmax import (
     register_idx,
     row_in_warpgroup,
 )
+from fovea.kernels.device.values import select
 from fovea.kernels.portable.combine import Partials
 from fovea.kernels.sm90.forward.arguments import Outputs, Packing, SharedTiles
 from fovea.kernels.sm90.forward.epilogue import Finish, normalise_row, warpgroup_barrier
 from fovea.kernels.sm90.wgmma import element_type
-from fovea.plan.combine import REFERENCE, ROW_MAX, ROW_SUM
+from fovea.plan.combine import IDLE_SUM, REFERENCE, ROW_MAX, ROW_SUM
 from fovea.plan.roles import WARPGROUP_THREADS
 from fovea.plan.sm90 import WARPGROUP_ROWS
 
@@ -41,7 +42,7 @@ def load_queries(
     first_row: cutlass.Int32,
     thread: cutlass.Int32,
 ):
-    """Fill sQ with the rows of a tile, zeros past the queries and past head_dim.
+    """Fill sQ with the rows of a tile, zeros for idle ones, past the queries and past head_dim.
 
     Run by the consumer warpgroup. Owns: sQ, between the last product of the tile before and the
     first of this one.
@@ -57,8 +58,9 @@ def load_queries(
         in_tile = step * rows_at_once + thread // chunks
         row = packed_row(first_row + in_tile, walk.head, packing.group_size)
         rQ[None, step].fill(zero)
-        if (row.q_idx < packing.mQ.shape[1]) & (chunk * _COLUMNS < packing.mQ.shape[3]):
-            mRow = packing.mQ[walk.batch, row.q_idx, row.head, None]
+        is_used = row.q_idx < _num_used(plan, packing, walk)
+        if is_used & (chunk * _COLUMNS < packing.mQ.shape[-1]):
+            mRow = _row_of(plan, packing.mQ, walk, row)
             cute.autovec_copy(cute.local_tile(mRow, (_COLUMNS,), (chunk,)), rQ[None, step])
     # Other warps may still be reading the rows of the tile before.
     warpgroup_barrier(cutlass.Int32(0))
@@ -91,7 +93,37 @@ def finish_tile(
         _write_part(plan, packing, scalars, products.acc_o, state, finish)
 
 
-def _row_of(packing: Packing, finish: Finish, row: int) -> Row:
+def _num_used(plan, packing: Packing, walk: Walk) -> cutlass.Int32:
+    """Return how many queries a walk's sequence has."""
+    return walk.sequence.seqlen_q if plan.features.varlen else packing.mQ.shape[1]
+
+
+def _num_written(plan, packing: Packing, walk: Walk) -> cutlass.Int32:
+    """Return how many rows are written of a walk's sequence: its queries, then idle ones."""
+    return walk.sequence.num_rows if plan.features.varlen else packing.mQ.shape[1]
+
+
+def _row_of(plan, tensor: cute.Tensor, walk: Walk, row: Row) -> cute.Tensor:
+    """Return one row of Q or O in global memory."""
+    if plan.features.varlen:
+        return tensor[walk.sequence.row_begin + row.q_idx, row.head, None]
+    return tensor[walk.batch, row.q_idx, row.head, None]
+
+
+def _numbers_place(plan, walk: Walk, row: Row) -> tuple:
+    """Return where lse and maximum of a row go."""
+    if plan.features.varlen:
+        return (row.head, walk.sequence.row_begin + row.q_idx)
+    return (walk.batch, row.head, row.q_idx)
+
+
+def _part_place(plan, finish: Finish, row: Row) -> tuple:
+    """Return where a part of a row goes: all packed sequences are one batch entry."""
+    place = _numbers_place(plan, finish.walk, row)
+    return (finish.split, *((0, *place) if plan.features.varlen else place))
+
+
+def _place_of(packing: Packing, finish: Finish, row: int) -> Row:
     """Return what a row of this thread is about."""
     in_tile = finish.first_row + row_in_warpgroup(finish.thread, row)
     return packed_row(in_tile, finish.walk.head, packing.group_size)
@@ -108,19 +140,23 @@ def _write_results(
     finish: Finish,
 ):
     """Write O, lse and maximum of rows that have seen all of their keys."""
-    batch = finish.walk.batch
+    walk = finish.walk
     for row in cutlass.range_constexpr(ROWS_PER_THREAD):
-        place = _row_of(packing, finish, row)
-        is_row = place.q_idx < packing.mQ.shape[1]
+        place = _place_of(packing, finish, row)
+        is_row = place.q_idx < _num_written(plan, packing, walk)
+        is_idle = None
+        if cutlass.const_expr(plan.features.varlen):
+            is_idle = place.q_idx >= walk.sequence.seqlen_q
         # Rows past the end read some head's sink and write nothing.
-        normalise_row(plan, outputs, scalars, acc_o, state, place.head, row)
+        normalise_row(plan, outputs, scalars, acc_o, state, place.head, row, is_idle)
         if is_row:
-            mRow = outputs.mO_rows[batch, place.q_idx, place.head, None]
+            mRow = _row_of(plan, outputs.mO_rows, walk, place)
             _write_row(acc_o, row, finish.thread, mRow, element_type(plan))
             if finish.thread % 4 == 0:
-                outputs.mLSE[batch, place.head, place.q_idx] = state.row_sum[row]
+                numbers = _numbers_place(plan, walk, place)
+                outputs.mLSE[numbers] = state.row_sum[row]
                 if cutlass.const_expr(plan.features.max_score):
-                    outputs.mMaxScore[batch, place.head, place.q_idx] = state.row_max[row]
+                    outputs.mMaxScore[numbers] = state.row_max[row]
 
 
 @cute.jit
@@ -134,18 +170,22 @@ def _write_part(
 ):
     """Leave the sums of one part of the keys, with what they refer to, for the merge."""
     partials: Partials = packing.partials
-    batch = finish.walk.batch
+    walk = finish.walk
     for row in cutlass.range_constexpr(ROWS_PER_THREAD):
-        place = _row_of(packing, finish, row)
+        place = _place_of(packing, finish, row)
         row_sum = add_lanes(state.row_sum[row])
-        if place.q_idx < packing.mQ.shape[1]:
-            where = (finish.split, batch, place.head, place.q_idx)
+        top = state.row_max[row]
+        if cutlass.const_expr(plan.features.varlen):
+            is_idle = place.q_idx >= walk.sequence.seqlen_q
+            row_sum = select(is_idle, cutlass.Float32(IDLE_SUM), row_sum)
+            top = select(is_idle, cutlass.Float32(-cutlass.Float32.inf), top)
+        if place.q_idx < _num_written(plan, packing, walk):
+            where = _part_place(plan, finish, place)
             _write_row(acc_o, row, finish.thread, partials.mOut[*where, None], cutlass.Float32)
             if finish.thread % 4 == 0:
                 partials.mRows[REFERENCE, *where] = state.reference[row]
                 partials.mRows[ROW_SUM, *where] = row_sum
                 if cutlass.const_expr(plan.features.max_score):
-                    top = state.row_max[row]
                     if cutlass.const_expr(not plan.features.modifies_score):
                         top = top * scalars.scale
                     partials.mRows[ROW_MAX, *where] = top
