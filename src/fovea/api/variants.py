@@ -195,5 +195,8 @@ def _like(
         for name in ("score_mod", "mask_mod", "block_mask_mod")
         if (mod := getattr(problem, name)) is not None
     }
+    varlen = problem.varlen
+    if varlen is not None:
+        varlen = replace(varlen, max_seqlen_q=seqlen_q, max_seqlen_kv=seqlen_kv)
     window = tuple(None if extent is None else 0 for extent in problem.window)
-    return replace(problem, **tensors, **mods, scale=scale, window=window)
+    return replace(problem, **tensors, **mods, varlen=varlen, scale=scale, window=window)
