@@ -8,7 +8,7 @@ from judge import judge, judge_gradients, judge_problem, run
 import fovea
 from fovea.arch import arch_named
 from fovea.emulator import Options
-from fovea.plan.select import SHORT_SEQLEN
+from fovea.plan.select import FEW_QUERIES, SHORT_SEQLEN
 from fovea.problem import ForwardResult, Request, make_dense
 from fovea.runtime.emulated import emulate
 from fovea.testing.inputs import Shape, dense_qkv
@@ -57,12 +57,11 @@ def test_other_call_is_within_the_budget(name: str) -> None:
 
 
 def test_both_sizes_of_a_case_have_one_plan() -> None:
-    differ = [
-        case.name
-        for case in CASES
-        if len({case.keys(is_small=is_small) <= SHORT_SEQLEN for is_small in (False, True)}) > 1
-    ]
-    assert not differ
+    def side(case, is_small: bool) -> tuple[bool, bool]:
+        is_short = case.keys(is_small=is_small) <= SHORT_SEQLEN
+        return is_short, case.queries(is_small=is_small) <= FEW_QUERIES
+
+    assert not [case.name for case in CASES if side(case, False) != side(case, True)]
 
 
 def _schedules(name: str) -> list[ForwardResult]:

@@ -8,11 +8,18 @@ import torch
 from fovea.arch import arch_named
 from fovea.emulator import Options
 from fovea.plan.select import forward_plan
-from fovea.problem import AttentionProblem, ForwardResult, Request, make_dense
+from fovea.problem import (
+    AttentionProblem,
+    ForwardResult,
+    Request,
+    VarlenRequest,
+    make_dense,
+    make_varlen,
+)
 from fovea.reference.decode import split_forward
 from fovea.runtime.emulated import emulate
 from fovea.testing.budget import check_forward
-from fovea.testing.inputs import Shape, dense_qkv
+from fovea.testing.inputs import Shape, cumulative, dense_qkv
 
 SM90 = arch_named("sm90")
 
@@ -97,6 +104,31 @@ def test_numbers_that_differ_widely_between_parts_are_merged():
     k = k * torch.linspace(0.01, 40, 640)[None, :, None, None].to(k.dtype)
     problem = make_dense(q, k, v, Request(wants_lse=True, causal=True))
     check_forward(problem, run(problem, 5))
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_packed_sequences_of_different_lengths_are_within_the_budget(splits):
+    """Idle rows among them, and a sequence without keys: the sink is not theirs to join."""
+    lengths, used = [(5, 600), (1, 9), (0, 3), (7, 0), (2, 300)], [3, 1, 0, 5, 2]
+    rows, keys = (torch.tensor([pair[side] for pair in lengths]) for side in (0, 1))
+    total_q, total_kv = int(rows.sum()) + 4, int(keys.sum())
+    q, _, _ = dense_qkv(shape(total_q, 1, 8), dtype=torch.bfloat16)
+    _, k, v = dense_qkv(shape(1, total_kv, 8, heads_kv=2), dtype=torch.bfloat16)
+    where = VarlenRequest(
+        cu_seqlens_q=cumulative(rows.tolist(), "cpu"),
+        cu_seqlens_kv=cumulative(keys.tolist(), "cpu"),
+        max_seqlen_q=5,
+        max_seqlen_kv=600,
+        seqused_q=torch.tensor(used, dtype=torch.int32),
+    )
+    request = Request(wants_lse=True, causal=True, sink=torch.linspace(-2, 4, 8))
+    problem = make_varlen(q[0], k[0], v[0], where, request)
+    assert forward_plan(problem, SM90).packs_heads
+    result, launches = emulate(problem, SM90, splits=splits, num_sms=3)
+    assert len(launches) == (2 if splits == 1 else 3)  # the table of sequences comes first
+    check_forward(problem, result)
+    assert bool((result.out[-4:] == 0).all())
+    assert bool((result.lse[:, -4:] == -torch.inf).all())
 
 
 @functools.cache

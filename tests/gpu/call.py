@@ -46,6 +46,10 @@ class Case:
         """Return how many keys a sequence has."""
         return (self.small if is_small else self.shape).k[1]
 
+    def queries(self, *, is_small: bool) -> int:
+        """Return how many queries a sequence has."""
+        return (self.small if is_small else self.shape).seqlen_q
+
     def build(self, device: torch.device | str, *, is_small: bool) -> "Call":
         """Return the call's tensors and options."""
         device = torch.device(device)

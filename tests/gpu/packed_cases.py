@@ -72,6 +72,10 @@ class PackedCase:
         """Return how many keys the longest sequence may have."""
         return self._largest(self.small_packing if is_small else self.packing).k[1]
 
+    def queries(self, *, is_small: bool) -> int:
+        """Return how many queries the longest sequence may have."""
+        return self._largest(self.small_packing if is_small else self.packing).seqlen_q
+
     def build(self, device: torch.device | str, *, is_small: bool) -> Call:
         """Return the call's tensors and options."""
         device = torch.device(device)
@@ -185,7 +189,7 @@ _FEW_IDLE = {
 }
 _MANY = {
     "packing": Packing(lengths=tuple((1 + n * 37 % 200, 1 + n * 53 % 400) for n in range(300))),
-    "small_packing": Packing(lengths=tuple((1 + n % 3, 1 + n * 5 % 7) for n in range(9))),
+    "small_packing": Packing(lengths=tuple((1 + n % 3, 1 + n * 5 % 7) for n in range(9)), slack=70),
 }
 CAUSAL = fixed(causal=True)
 WINDOW = fixed(window=(60, 10))
@@ -253,7 +257,7 @@ PACKED_CASES: tuple[PackedCase, ...] = (
         "no keys",
         sink,
         packing=Packing(lengths=((300, 0), (30, 0)), idle=(9, 0), behind=5),
-        small_packing=Packing(lengths=((30, 0), (3, 0)), idle=(2, 0), behind=5),
+        small_packing=Packing(lengths=((70, 0), (3, 0)), idle=(2, 0), behind=5),
     ),
     *(_case(f"pages of {size}", page_size=size, **_IDLE) for size in (16, 64, 256)),
     *(_case(f"pages of {size} causal", CAUSAL, page_size=size) for size in (1, 7, 24, 128)),
