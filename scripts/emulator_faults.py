@@ -117,9 +117,11 @@ REDUNDANT = (
         reason="a K stage is released before the V stage of the step before, and the load role has "
         "waited for that V stage at the end of the tile before",
     ),
+    Redundant(opcode="wgmma.fence", number=3, of=7, reason=_FENCED),
     Redundant(opcode="wgmma.fence", number=5, of=7, reason=_FENCED),
     Redundant(opcode="wgmma.fence", number=7, of=7, reason=_FENCED),
     Redundant(opcode="bar.sync", number=5, of=9, reason=_ONE_WAIT),
+    Redundant(opcode="bar.sync", number=8, of=9, reason=_ONE_WAIT),
     Redundant(opcode="bar.sync", number=9, of=9, reason=_ONE_WAIT),
 )  # fmt: skip
 

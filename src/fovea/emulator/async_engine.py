@@ -14,6 +14,7 @@ an observer knows to be complete.
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -29,6 +30,7 @@ class Operation:
     Attributes:
         kind: for reports and traces, e.g. "tma load".
         access: identity for memory calls made by the effects (its clock is the issue's clock).
+        written: identity of the last effect of a bulk store: a `.read` wait tells nothing of it.
         read_effects: number of leading effects after which all sources have been read; 0 (all)
             unless the issuing instruction sets it.
         is_complete: whether every effect has happened.
@@ -38,13 +40,14 @@ class Operation:
     """
 
     __slots__ = ("_done", "_effects", "access", "after", "is_complete", "is_observed",
-                 "is_passed", "kind", "read_effects", "results")  # fmt: skip
+                 "is_passed", "kind", "read_effects", "results", "written")  # fmt: skip
 
     def __init__(
         self, kind: str, access: Access, effects: Sequence[Effect], after: Sequence["Operation"]
     ):
         self.kind = kind
         self.access = access
+        self.written: Access | None = None
         self.after = [operation for operation in after if not operation.is_complete]
         self.read_effects = 0
         self.results: dict[Any, Any] = {}
@@ -162,24 +165,28 @@ class AsyncEngine:
         clock = warp.access.clock.copy()
         for operation in after:
             operation.access.release(clock)
-        channels = self._channels
         if channel is None:
-            channel = ("operation", len(channels))
-        slot = channels.get(channel)
-        if slot is None:
-            slot = channels[channel] = len(channels) % self._slots
-        self._ticks[slot] += 1
-        agent = self._first_agent + slot
-        access = Access(
-            warp, instruction, agent, clock, is_async_proxy, time=self._ticks[slot], tensor=tensor
-        )
+            channel = ("operation", len(self._channels))
+        agent, time = self._next_time(channel)
+        access = Access(warp, instruction, agent, clock, is_async_proxy, time=time, tensor=tensor)
         operation = Operation(kind, access, effects, after)
+        if kind.endswith("store"):  # to global memory: two moments, of which waits tell apart
+            agent, time = self._next_time(("written", channel))
+            operation.written = replace(access, agent=agent, time=time)
         warp.access.tick()
         self.pending.append(operation)
         self.events += 1
         if self._delay == "eager":
             self._run_eagerly(operation)
         return operation
+
+    def _next_time(self, channel: Hashable) -> tuple[int, int]:
+        """Return the agent of a channel and the time of its next operation."""
+        slot = self._channels.get(channel)
+        if slot is None:
+            slot = self._channels[channel] = len(self._channels) % self._slots
+        self._ticks[slot] += 1
+        return self._first_agent + slot, self._ticks[slot]
 
     @property
     def shares_agents(self) -> bool:

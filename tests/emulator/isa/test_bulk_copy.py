@@ -305,3 +305,33 @@ def test_st_async_read_before_the_phase_is_reported():
     store = "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r4], %r5, [%r2];"
     with pytest.raises((RaceError, UninitialisedRead)):
         run_to_peer(store, "add.u32 %r10, %base, %r3; ld.shared.b32 %r9, [%r10];", 128, wait="")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_write_after_a_bulk_store_to_the_same_place_needs_more_than_its_read_wait(seed):
+    text = """
+.version 8.6
+.target sm_90a
+.address_size 64
+.visible .entry k(.param .u64 out)
+{
+    .shared .align 128 .b32 stage[64]; .reg .b32 %t, %s; .reg .b64 %out; .reg .pred %first;
+    ld.param.u64 %out, [out]; mov.u32 %t, %tid.x; mov.u32 %s, stage;
+    mad.lo.u32 %s, %t, 4, %s; st.shared.u32 [%s], 7;
+    fence.proxy.async.shared::cta; bar.sync 0;
+    setp.eq.u32 %first, %t, 0;
+    @%first cp.async.bulk.global.shared::cta.bulk_group [%out], [%s], 256;
+    @%first cp.async.bulk.commit_group;
+    @%first cp.async.bulk.wait_groupREAD 0;
+    bar.sync 0;
+    setp.eq.u32 %first, %t, 32;
+    @%first st.global.u32 [%out], 9;
+    ret;
+}"""
+    out = np.zeros(64, np.uint32)
+    launch = {"grid": 1, "block": 64, "args": [out], "options": Options(seed=seed)}
+    load_ptx(text.replace("READ", "")).launch("k", **launch)
+    assert out.tolist() == [9] + [7] * 63
+    out[:] = 0
+    with pytest.raises(RaceError, match="global memory last written by"):
+        load_ptx(text.replace("READ", ".read")).launch("k", **launch)

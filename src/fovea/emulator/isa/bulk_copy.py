@@ -274,15 +274,16 @@ def _store_effects(
 
     def write_target(operation: Operation) -> None:
         data, old = read[0], segment.data[offset : offset + size]
+        access = operation.written or operation.access
         if change is not None:
             # each element is reduced atomically: two reductions are no race
-            operation.access.is_strong = True
+            access.is_strong = True
             data = reduce_elements(*change, old.copy(), data)
         if keep is not None:
             # other threads may own the bytes that are left out
-            operation.access.is_strong = True
+            access.is_strong = True
             data = np.where(keep, data, old)
-        segment.write(offset, data, operation.access)
+        segment.write(offset, data, access)
 
     return [read_source, write_target]
 
@@ -393,6 +394,9 @@ def cp_async_bulk_wait_group(i: Instruction) -> Any:
                 for queue in queues:
                     queue.retire(newest)
             warp.observe(operations)
+            for operation in () if only_read else operations:
+                if operation.written is not None:
+                    operation.written.release(warp.access.clock)
 
         name = "cp.async.bulk"
         return Wait(lambda: all(map(is_done, operations)), describe, resume, name)

@@ -296,8 +296,9 @@ def _write_box(copy: TileCopy, box: Array, reduction: str | None, operation: Ope
         raise OutOfBounds(
             f"{operation.kind} into read-only memory", access.warp.where(access.instruction)
         )
-    operation.access.is_strong = reduction is not None  # reductions are atomic: no race
-    copy.write_global(new.reshape(copy.view.shape), operation.access)
+    access = operation.written or operation.access
+    access.is_strong = reduction is not None  # reductions are atomic: no race
+    copy.write_global(new.reshape(copy.view.shape), access)
 
 
 @instruction(
