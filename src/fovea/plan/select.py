@@ -23,7 +23,7 @@ from fovea.tiling.split_kv import MAX_SPLITS, SplitDemand
 
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _TILE_HEAD_DIMS = {
-    "sm90": (64, 128, 256),
+    "sm90": sm90.HEAD_DIMS,
     "sm100": sm100.TILE_HEAD_DIMS,
     "sm103": sm100.TILE_HEAD_DIMS,
 }
@@ -52,19 +52,19 @@ def forward_plan(problem: AttentionProblem, arch: Arch) -> ForwardPlan:
     """Return the forward plan of a problem that `unsupported` has nothing against."""
     problem = as_band_call(problem)
     dtype = "bfloat16" if problem.dtype == torch.bfloat16 else "float16"
-    head_dim = tile_head_dim(problem, arch)
     features = forward_features(problem)
     if arch.name == "sm90":
         if _packs_heads(problem, features):
-            return sm90.make_packed_plan(dtype, head_dim, features)
+            widest = _rounded(max(problem.head_dim, problem.head_dim_v), sm90.PACKED_HEAD_DIMS)
+            return sm90.make_packed_plan(dtype, widest, features)
         is_short = problem.seqlen_kv <= SHORT_SEQLEN
         page_size = problem.k.shape[1] if problem.is_paged else None
         return sm90.make_forward_plan(
-            dtype, head_dim, features, is_short=is_short, page_size=page_size
+            dtype, tile_head_dims(problem), features, is_short=is_short, page_size=page_size
         )
     return sm100.make_forward_plan(
         dtype,
-        head_dim,
+        _rounded(max(problem.head_dim, problem.head_dim_v), sm100.TILE_HEAD_DIMS),
         features,
         software_columns=sm100.SOFTWARE_COLUMNS[arch.name],
         splits_keys=_splits_keys(problem),
@@ -167,13 +167,20 @@ def _nearer(side: Side, limit: Side, problem: AttentionProblem) -> Side:
     return limit if side is None else smaller(side, limit)
 
 
-def tile_head_dim(problem: AttentionProblem, arch: Arch) -> int:
-    """Return the columns of the tiles: the wider head dimension, rounded up to one there is.
+def tile_head_dims(problem: AttentionProblem) -> tuple[int, int]:
+    """Return the columns of the tiles of Q and K, and of V, on Hopper.
 
     The copy engine fills the columns past the tensors' own with zeros.
     """
-    widest = max(problem.head_dim, problem.head_dim_v)
-    return next(columns for columns in _TILE_HEAD_DIMS[arch.name] if widest <= columns)
+    return (
+        _rounded(problem.head_dim, sm90.HEAD_DIMS),
+        _rounded(problem.head_dim_v, sm90.HEAD_DIMS),
+    )
+
+
+def _rounded(head_dim: int, columns: tuple[int, ...]) -> int:
+    """Return the least number of columns that there is and that holds a head dimension."""
+    return next(each for each in columns if head_dim <= each)
 
 
 def needs_wide_integers(problem: AttentionProblem) -> bool:
@@ -226,11 +233,11 @@ def _lacking_blocks(problem: AttentionProblem, arch: Arch) -> str | None:
     lists = problem.block_lists
     if lists is None:
         return None
-    head_dim = tile_head_dim(problem, arch)
     features = ForwardFeatures(block_lists=True, full_lists=True)
     if arch.name == "sm90":
-        tile_m, tile_n, *_ = sm90.forward_tile(head_dim, features, is_short=False)
+        tile_m, tile_n, *_ = sm90.forward_tile(tile_head_dims(problem), features, is_short=False)
     else:
+        head_dim = _rounded(max(problem.head_dim, problem.head_dim_v), sm100.TILE_HEAD_DIMS)
         tile_m, tile_n = sm100.STREAM_ROWS, sm100.forward_tile(head_dim).tile_n
     if lists.block_q % tile_m == 0 and lists.block_kv % tile_n == 0:
         return None

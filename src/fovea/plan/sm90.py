@@ -61,8 +61,7 @@ class ForwardPlan:
         assert self.tile_n % 16 == 0 and self.tile_n <= 256, self.tile_n
         assert self.cluster in (1, 2), self.cluster
         assert self.head_dim % 16 == 0 and self.head_dim_v % 16 == 0
-        # The output tile is staged where Q was.
-        assert self.head_dim_v <= self.head_dim, (self.head_dim, self.head_dim_v)
+        assert self.head_dim_v == self.head_dim or not self.packs_heads
         assert self.shared_bytes <= SHARED_BYTES_PER_CTA, self.shared_bytes
         # A block list belongs to one head, and packed rows are loaded by the warps that read them.
         if self.packs_heads:
@@ -109,6 +108,11 @@ class ForwardPlan:
             consumer_warps=1,  # the warp that stored O frees the memory for the next tile
             stage_bytes=WARPGROUP_ROWS * self.head_dim * ELEMENT_BYTES,
         )
+
+    @property
+    def q_stage_elements(self) -> int:
+        """Elements of shared memory from one Q stage to the next, where O is staged too."""
+        return WARPGROUP_ROWS * max(self.head_dim, self.head_dim_v)
 
     @property
     def k_edge(self) -> Edge:
@@ -160,9 +164,9 @@ class ForwardPlan:
             + 16 * (self.cluster > 1)  # the mailbox, aligned
             + WORK_STAGES * SEQUENCE_WORDS * 4 * self.features.varlen
         )
-        return -(-control // SHARED_ALIGNMENT) * SHARED_ALIGNMENT + sum(
-            edge.stages * edge.stage_bytes for edge in self.edges
-        )
+        kv_bytes = self.kv_stages * (self.k_edge.stage_bytes + self.v_edge.stage_bytes)
+        q_bytes = self.q_edge.stages * self.q_stage_elements * ELEMENT_BYTES
+        return -(-control // SHARED_ALIGNMENT) * SHARED_ALIGNMENT + q_bytes + kv_bytes
 
     @property
     def is_pingpong(self) -> bool:
@@ -265,21 +269,31 @@ class TileShape(NamedTuple):
     cluster: int = 1
 
 
-def forward_tile(head_dim: int, features: ForwardFeatures, *, is_short: bool) -> TileShape:
-    """Return the tile shape of a head dimension already rounded up.
+HEAD_DIMS = (64, 96, 128, 192, 256)  # columns of tiles that there are
+PACKED_HEAD_DIMS = (64, 128, 256)  # 128 threads load whole rows of them
+
+
+def forward_tile(
+    head_dims: tuple[int, int], features: ForwardFeatures, *, is_short: bool
+) -> TileShape:
+    """Return the tile shape of (head_dim, head_dim_v) already rounded up.
 
     Block lists want tiles that divide 128, torch's default block. Wider KV tiles cross the softmax
     less often per key; mods want narrower ones, since they need registers too. `is_short` sequences
     spend their time at the ends of a query tile, where a second Q buffer helps more than width.
     """
-    return TileShape(*_tile_shapes(features, is_short=is_short)[head_dim])
+    if head_dims == (192, 128) and not (features.block_lists or features.has_mods):
+        return TileShape(128, 128, 2, 1)
+    widest = max(head_dims)
+    return TileShape(*_tile_shapes(features, is_short=is_short)[128 if widest == 96 else widest])
 
 
 def _tile_shapes(features: ForwardFeatures, *, is_short: bool) -> dict[int, tuple[int, ...]]:
     """Return the shape of every head dimension; measured in docs/notes/hopper_forward.md."""
+    wide = {192: (128, 64, 3, 1), 256: (128, 64, 2, 1)}
     if features.block_lists:
-        return {64: (128, 128, 3, 2), 128: (128, 128, 2, 2), 256: (128, 64, 2, 1)}
-    narrow = {64: (192, 128, 2, 2), 128: (128, 128, 2, 2), 256: (128, 64, 2, 1)}
+        return {**wide, 64: (128, 128, 3, 2), 128: (128, 128, 2, 2)}
+    narrow = {**wide, 64: (192, 128, 2, 2), 128: (128, 128, 2, 2)}
     if features.mask_mod is not None:
         # Three warpgroups leave 160 registers, too few beside a mod that gathers by query and key.
         return {**narrow, 64: (128, 128, 2, 2)}
@@ -288,14 +302,13 @@ def _tile_shapes(features: ForwardFeatures, *, is_short: bool) -> dict[int, tupl
         return {**narrow, 64: (192, 96, 3, 2)} if features.varlen else narrow
     # The more rows read a K and V tile, the less binds what the L2 cache can deliver, and the
     # better do the warpgroups hide each other's ends.
-    tall = {**narrow, 64: (256, 64, 6, 2), 128: (192, 64, 4, 2)}
+    tall = {**narrow, 64: (256, 64, 6, 2), 128: (192, 64, 4, 2), 192: (128, 96, 2, 1)}
     # Sharing K and V in a cluster helps where 128 rows read them, and long walks a little; where
     # query tiles differ in work the two CTAs wait for each other.
     if features.limit_left or features.limit_right:
         return tall if is_short else {**tall, 256: (128, 64, 2, 1, 2)}
-    if is_short:
-        return {**tall, 256: (128, 80, 2, 1, 2)}
-    return {64: (192, 128, 3, 2, 2), 128: (192, 64, 4, 2, 2), 256: (128, 80, 2, 1, 2)}
+    shared = {**tall, 192: (128, 112, 2, 1, 2), 256: (128, 80, 2, 1, 2)}
+    return shared if is_short else {**shared, 64: (192, 128, 3, 2, 2), 128: (192, 64, 4, 2, 2)}
 
 
 # Of packed plans: one wgmma of rows, and as much of K and V on its way as fits, since what memory
@@ -330,21 +343,21 @@ def make_packed_plan(
 
 def make_forward_plan(
     dtype: Literal["bfloat16", "float16"],
-    head_dim: int,
+    head_dims: tuple[int, int],
     features: ForwardFeatures,
     *,
     is_short: bool,
     page_size: int | None = None,
 ) -> ForwardPlan:
     """Return the plan of a variant for many queries."""
-    shape = forward_tile(head_dim, features, is_short=is_short)
+    shape = forward_tile(head_dims, features, is_short=is_short)
     if features.varlen:
         # Pages have no halves to share, and packed sequences are untried in pairs.
         shape = shape._replace(cluster=1)
     return ForwardPlan(
         dtype=dtype,
-        head_dim=head_dim,
-        head_dim_v=head_dim,
+        head_dim=head_dims[0],
+        head_dim_v=head_dims[1],
         features=features,
         page_box=0 if page_size is None else gcd(page_size, shape.tile_n),
         **shape._asdict(),

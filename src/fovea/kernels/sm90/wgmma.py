@@ -45,11 +45,12 @@ def output_mma(plan: ForwardPlan) -> cute.TiledMma:
 
 
 def row_major_layout(
-    dtype: type[cutlass.Numeric], rows: int, columns: int, stages: int
+    dtype: type[cutlass.Numeric], rows: int, columns: int, stages: int, apart: int | None = None
 ) -> cute.ComposedLayout:
     """Return the swizzled (rows, columns, stages) layout of an operand whose K axis is contiguous.
 
-    The widest swizzle whose row divides the tile's row leaves no bank conflict.
+    The widest swizzle whose row divides the tile's row leaves no bank conflict. `apart` are the
+    elements from one stage to the next, None for no gap.
     """
     row_bits = columns * dtype.width
     kinds = warpgroup.SmemLayoutAtomKind
@@ -59,7 +60,11 @@ def row_major_layout(
         if row_bits % bits == 0
     )
     atom = warpgroup.make_smem_layout_atom(kind, dtype)
-    return cute.tile_to_shape(atom, (rows, columns, stages), order=(0, 1, 2))
+    if apart is None or apart == rows * columns:
+        return cute.tile_to_shape(atom, (rows, columns, stages), order=(0, 1, 2))
+    one = cute.tile_to_shape(atom, (rows, columns), order=(0, 1))
+    gaps = cute.append(one.outer, cute.make_layout(stages, stride=apart))
+    return cute.make_composed_layout(one.inner, 0, gaps)
 
 
 def transposed_layout(

@@ -64,12 +64,12 @@ class Layouts(NamedTuple):
 def make_layouts(plan: ForwardPlan) -> Layouts:
     """Return the shared-memory layouts that a plan asks for."""
     dtype = element_type(plan)
-    q_stages = plan.q_edge.stages
+    q_stages, apart = plan.q_edge.stages, plan.q_stage_elements
     return Layouts(
-        q=row_major_layout(dtype, WARPGROUP_ROWS, plan.head_dim, q_stages),
+        q=row_major_layout(dtype, WARPGROUP_ROWS, plan.head_dim, q_stages, apart),
         k=row_major_layout(dtype, plan.tile_n, plan.head_dim, plan.kv_stages),
         v=transposed_layout(dtype, plan.head_dim_v, plan.tile_n, plan.kv_stages),
-        o=row_major_layout(dtype, WARPGROUP_ROWS, plan.head_dim_v, q_stages),
+        o=row_major_layout(dtype, WARPGROUP_ROWS, plan.head_dim_v, q_stages, apart),
     )
 
 
@@ -332,8 +332,13 @@ class ForwardKernel:
         def tile(layout: cute.ComposedLayout) -> cute.Tensor:
             return smem.allocate_tensor(dtype, layout.outer, SHARED_ALIGNMENT, layout.inner)
 
-        sQ, sK, sV = tile(layouts.q), tile(layouts.k), tile(layouts.v)
-        sO = cute.make_tensor(sQ.iterator, layouts.o.outer)
+        # Q and O take turns in the same memory, each with the swizzle of its own width.
+        q_or_o = tile(layouts.q if plan.head_dim >= plan.head_dim_v else layouts.o)
+        sQ, sO = (
+            cute.make_tensor(cute.recast_ptr(q_or_o.iterator, each.inner, dtype), each.outer)
+            for each in (layouts.q, layouts.o)
+        )
+        sK, sV = tile(layouts.k), tile(layouts.v)
         mailbox = None
         if plan.cluster > 1:
             letter = smem.allocate_tensor(cutlass.Int32, cute.make_layout(2), 8)
