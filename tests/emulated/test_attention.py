@@ -56,6 +56,15 @@ def test_other_call_is_within_the_budget(name: str) -> None:
     _check(name)
 
 
+def test_ctas_that_find_no_packed_tile_load_nothing() -> None:
+    problem = case_named("packed causal idle rows").build("cpu", is_small=True).problem()
+    few = emulate(problem, arch_named("sm90"))[0]
+    # Lengths are known to the device alone, so the grid may have more CTAs than there are tiles.
+    many = emulate(problem, arch_named("sm90"), num_sms=60, options=Options(async_delay="late"))[0]
+    assert torch.equal(few.out, many.out)
+    assert torch.equal(few.lse, many.lse)
+
+
 def test_both_sizes_of_a_case_have_one_plan() -> None:
     def side(case, is_small: bool) -> tuple[bool, bool]:
         is_short = case.keys(is_small=is_small) <= SHORT_SEQLEN

@@ -341,6 +341,15 @@ def test_tensor_load_read_before_the_phase_is_reported(delay):
     assert "ld.shared.b32" in str(caught.value)
 
 
+def test_tensor_load_that_arrives_after_its_cta_is_reported():
+    array = aligned((8, 32), np.uint16)
+    text = load_kernel(2, (0, 0), 0, announced=512, wait=False)
+    # It leaves without a look at what it asked for.
+    text = text.replace(DUMP.format(words=0), "")
+    with pytest.raises(RaceError, match="has exited"):
+        run(text, map_of(array, (32, 8)), np.zeros(256, np.uint16), array, async_delay="late")
+
+
 def test_tensor_load_without_expect_tx_is_reported():
     array = aligned((8, 32), np.uint16)
     text = load_kernel(2, (0, 0), 512, expect=False)

@@ -132,7 +132,18 @@ def signal(
 
 
 def complete_bytes(place: SharedPlace, size: int, operation: Operation) -> None:
-    """Signal bytes that have arrived at an mbarrier."""
+    """Signal bytes that have arrived at an mbarrier.
+
+    Raises:
+        RaceError: the CTA that they were for has exited; its shared memory may be another's by now.
+    """
+    if place.cta.is_exited:
+        access = operation.access
+        raise RaceError(
+            f"{operation.kind} arrives in shared memory of CTA {place.cta.index}, which has exited",
+            access.warp.where(access.instruction, address=place.offset, space="shared"),
+            rule="every copy into a CTA must be waited for before the CTA exits",
+        )
     signal(place, operation, lambda barrier, access: barrier.complete_tx(size, access))
 
 

@@ -52,7 +52,9 @@ def run(plan: cutlass.Constexpr, problem: Problem, tma: TmaLoads, shared: Shared
         walk, part = _walk(plan, problem, rank, tile_number)
         has_loads = tile_number >= 0
         if cutlass.const_expr(plan.looks_ahead):
-            has_loads = tile_number != STOP
+            # A pause without a tile before it, in a CTA that finds no work at all, has nobody who
+            # looks ahead to it.
+            has_loads = has_loads | ((tile_number == PAUSE) & (use > 0))
         announce(shared.work, use, Work(tile_number, is_redo, walk), plan.work_edge)
         if tile_number == STOP:
             use = cutlass.Int32(-1)
