@@ -270,5 +270,12 @@ PACKED_CASES: tuple[PackedCase, ...] = (
     _case(
         "pages blocks rising", random_blocks(128, 128), page_size=32, transform=ramp(-300.0, 300.0)
     ),
+    _case("pages d96", CAUSAL, page_size=16, shape=replace(_SHAPE, head_dim=96)),
+    _case("few pages of 16", page_size=16, **_FEW),
+    _case("few pages of 64 causal", CAUSAL, page_size=64, **_FEW_IDLE),
+    _case(
+        "few pages of 256 sink max_score", sink, page_size=256, wants_max_score=True, **_FEW_IDLE
+    ),
+    _case("few pages of 7 window alibi", joined(WINDOW, alibi), page_size=7, **_FEW),
     _case("gradients", joined(CAUSAL, sink), checks_gradients=True, **_IDLE),
 )

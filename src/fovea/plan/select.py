@@ -54,11 +54,11 @@ def forward_plan(problem: AttentionProblem, arch: Arch) -> ForwardPlan:
     dtype = "bfloat16" if problem.dtype == torch.bfloat16 else "float16"
     features = forward_features(problem)
     if arch.name == "sm90":
+        page_size = problem.k.shape[1] if problem.is_paged else None
         if _packs_heads(problem, features):
             widest = _rounded(max(problem.head_dim, problem.head_dim_v), sm90.PACKED_HEAD_DIMS)
-            return sm90.make_packed_plan(dtype, widest, features)
+            return sm90.make_packed_plan(dtype, widest, features, page_size=page_size)
         is_short = problem.seqlen_kv <= SHORT_SEQLEN
-        page_size = problem.k.shape[1] if problem.is_paged else None
         return sm90.make_forward_plan(
             dtype, tile_head_dims(problem), features, is_short=is_short, page_size=page_size
         )
@@ -82,8 +82,6 @@ def _splits_keys(problem: AttentionProblem) -> bool:
 def _packs_heads(problem: AttentionProblem, features: ForwardFeatures) -> bool:
     """Return whether a call gets the plan for few queries."""
     # Rows of packed sequences, idle ones too, times heads stay in 32 bits.
-    if problem.is_paged:
-        return False
     rows = problem.seqlen_q if problem.varlen is None else problem.q.shape[0]
     is_small = rows * problem.group_size < _MAX_SEQLEN
     return problem.seqlen_q <= FEW_QUERIES and is_small and not features.block_lists
@@ -172,10 +170,8 @@ def tile_head_dims(problem: AttentionProblem) -> tuple[int, int]:
 
     The copy engine fills the columns past the tensors' own with zeros.
     """
-    return (
-        _rounded(problem.head_dim, sm90.HEAD_DIMS),
-        _rounded(problem.head_dim_v, sm90.HEAD_DIMS),
-    )
+    columns = sm90.PAGED_HEAD_DIMS if problem.is_paged else sm90.HEAD_DIMS
+    return _rounded(problem.head_dim, columns), _rounded(problem.head_dim_v, columns)
 
 
 def _rounded(head_dim: int, columns: tuple[int, ...]) -> int:

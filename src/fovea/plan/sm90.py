@@ -270,6 +270,7 @@ class TileShape(NamedTuple):
 
 
 HEAD_DIMS = (64, 96, 128, 192, 256)  # columns of tiles that there are
+PAGED_HEAD_DIMS = (64, 128, 192, 256)  # a copy from a page takes 64 columns
 PACKED_HEAD_DIMS = (64, 128, 256)  # 128 threads load whole rows of them
 
 
@@ -327,17 +328,22 @@ _PACKED_TILES_MODS = {
 
 
 def make_packed_plan(
-    dtype: Literal["bfloat16", "float16"], head_dim: int, features: ForwardFeatures
+    dtype: Literal["bfloat16", "float16"],
+    head_dim: int,
+    features: ForwardFeatures,
+    *,
+    page_size: int | None = None,
 ) -> ForwardPlan:
     """Return the plan of a variant for few queries."""
-    shapes = _PACKED_TILES_MODS if features.has_mods else _PACKED_TILES
+    shape = (_PACKED_TILES_MODS if features.has_mods else _PACKED_TILES)[head_dim]
     return ForwardPlan(
         dtype=dtype,
         head_dim=head_dim,
         head_dim_v=head_dim,
         packs_heads=True,
         features=features,
-        **shapes[head_dim]._asdict(),
+        page_box=_page_box(page_size, shape),
+        **shape._asdict(),
     )
 
 
@@ -359,6 +365,11 @@ def make_forward_plan(
         head_dim=head_dims[0],
         head_dim_v=head_dims[1],
         features=features,
-        page_box=0 if page_size is None else gcd(page_size, shape.tile_n),
+        page_box=_page_box(page_size, shape),
         **shape._asdict(),
     )
+
+
+def _page_box(page_size: int | None, shape: TileShape) -> int:
+    """Return the rows that one copy takes from a page: those both a page and a tile divide into."""
+    return 0 if page_size is None else gcd(page_size, shape.tile_n)
