@@ -33,7 +33,10 @@ _ELEMENT_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call; the names are those of a result row. S counts keys, Sq queries."""
+    """One call; the names are those of a result row. S counts keys, Sq queries.
+
+    With a `page` K and V lie in pages of that many keys, in random order.
+    """
 
     B: int
     H: int
@@ -41,6 +44,7 @@ class Call:
     Sq: int
     S: int
     D: int
+    page: int = 0
 
     @property
     def kv_bytes(self) -> int:
@@ -57,7 +61,8 @@ class Call:
         return {field.name: getattr(self, field.name) for field in fields(self)} | {"causal": True}
 
     def __str__(self) -> str:
-        return f"B{self.B} H{self.H}/{self.Hkv} Sq{self.Sq} S{self.S} D{self.D}"
+        pages = f" page{self.page}" if self.page else ""
+        return f"B{self.B} H{self.H}/{self.Hkv} Sq{self.Sq} S{self.S} D{self.D}{pages}"
 
 
 _LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
@@ -67,10 +72,32 @@ CALLS = (
     *(Call(b, 32, 32, 1, 16384, 128) for b in (1, 16)),
     *(Call(b, 64, 8, 1, 32768, 64) for b in (1, 16)),
     *(Call(b, 16, 2, 1, 32768, 256) for b in (1, 16)),
+    *(Call(b, 32, 8, 1, 32768, 128, page) for page in (16, 64, 256) for b in (1, 16)),
 )
-QUICK_CALLS = tuple(
-    Call(b, 32, 8, 1, s, 128) for b in (1, 4, 16, 64) for s in (4096, 32768, 131072)
+QUICK_CALLS = (
+    *(Call(b, 32, 8, 1, s, 128) for b in (1, 4, 16, 64) for s in (4096, 32768, 131072)),
+    *(Call(16, 32, 8, 1, 32768, 128, page) for page in (16, 64, 256)),
 )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pages:
+    """Where the keys of a paged call lie: table (batch, pages), lengths (batch,), starts of q."""
+
+    table: Tensor
+    lengths: Tensor
+    starts: Tensor
+
+    @classmethod
+    def random(cls, call: Call) -> "Pages":
+        """Return every page once, in random order."""
+        count = call.B * call.S // call.page
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+        return cls(
+            table=order.to("cuda", torch.int32).view(call.B, -1),
+            lengths=torch.full((call.B,), call.S, dtype=torch.int32, device="cuda"),
+            starts=torch.arange(call.B + 1, dtype=torch.int32, device="cuda") * call.Sq,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,6 +107,7 @@ class Inputs:
     q: Tensor
     keys: list[Tensor]
     values: list[Tensor]
+    pages: "Pages | None" = None
 
     @classmethod
     def random(cls, call: Call, dtype: torch.dtype) -> "Inputs":
@@ -90,7 +118,11 @@ class Inputs:
         for part in memory:
             part.normal_(generator=generator)
         q = torch.randn(call.B, call.Sq, call.H, call.D, device="cuda", generator=generator)
-        return cls(q=q.to(dtype), keys=list(memory[::2]), values=list(memory[1::2]))
+        pages = None
+        if call.page:
+            memory = memory.view(2 * call.turns, -1, call.page, call.Hkv, call.D)
+            pages = Pages.random(call)
+        return cls(q=q.to(dtype), keys=list(memory[::2]), values=list(memory[1::2]), pages=pages)
 
     @cached_property
     def heads_first(self) -> "Inputs":
@@ -106,10 +138,21 @@ def fovea_decode(inputs: Inputs, call: Call) -> list[Launch]:
     """Return fovea's calls."""
     import fovea
 
-    return [
-        partial(fovea.attention, inputs.q, k, v, causal=True, backend="cuda")
-        for k, v in zip(inputs.keys, inputs.values, strict=True)
-    ]
+    q, pages = inputs.q, inputs.pages
+
+    def run(k: Tensor, v: Tensor) -> Tensor:
+        if pages is None:
+            return fovea.attention(q, k, v, causal=True, backend="cuda")
+        packed = fovea.attention_varlen(
+            *(q.flatten(0, 1), k, v, pages.starts, None, call.Sq, call.S),
+            seqused_kv=pages.lengths,
+            page_table=pages.table,
+            causal=True,
+            backend="cuda",
+        )
+        return packed.view(*q.shape[:3], -1)
+
+    return [partial(run, k, v) for k, v in zip(inputs.keys, inputs.values, strict=True)]
 
 
 def fa3_decode(inputs: Inputs, call: Call) -> list[Launch]:
@@ -118,14 +161,19 @@ def fa3_decode(inputs: Inputs, call: Call) -> list[Launch]:
         from fa3_fwd_interface import flash_attn_with_kvcache
     except ImportError:
         from flash_attn_interface import flash_attn_with_kvcache
+    keywords: dict[str, Any] = {"causal": True}
+    if inputs.pages is not None:
+        keywords |= {"cache_seqlens": inputs.pages.lengths, "page_table": inputs.pages.table}
     return [
-        partial(flash_attn_with_kvcache, inputs.q, k, v, causal=True)
+        partial(flash_attn_with_kvcache, inputs.q, k, v, **keywords)
         for k, v in zip(inputs.keys, inputs.values, strict=True)
     ]
 
 
 def cudnn_decode(inputs: Inputs, call: Call) -> list[Launch]:
     """Return torch's scaled_dot_product_attention on cuDNN, of one query: it sees every key."""
+    if call.page:
+        raise ValueError("torch's attention takes no page table")
     if call.Sq > 1:
         raise ValueError("torch aligns a causal mask top-left: several queries would see few keys")
     heads = inputs.heads_first
@@ -141,6 +189,8 @@ def flex_decode(inputs: Inputs, call: Call) -> list[Launch]:
     """Return torch's compiled flex_attention."""
     from torch.nn.attention.flex_attention import create_block_mask
 
+    if call.page:
+        raise ValueError("flex_attention reads pages through a mod and a mask of its own")
     heads = inputs.heads_first
     keywords: dict[str, Any] = {"enable_gqa": call.Hkv != call.H}
     if call.Sq > 1:

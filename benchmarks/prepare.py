@@ -59,7 +59,17 @@ def decode_variant(call: bench_decode.Call) -> ForwardVariant:
         torch.empty(call.B, length, heads, call.D, dtype=torch.bfloat16, device="meta")
         for length, heads in ((call.Sq, call.H), (call.S, call.Hkv))
     )
-    return ForwardVariant(select.forward_plan(make_dense(q, k, k, Request(causal=True)), SM90))
+    if not call.page:
+        return ForwardVariant(select.forward_plan(make_dense(q, k, k, Request(causal=True)), SM90))
+    k = k.view(-1, call.page, call.Hkv, call.D)
+    index = torch.empty(call.B + 1, dtype=torch.int32, device="meta")
+    where = VarlenRequest(
+        *(index, None, call.Sq, call.S),
+        seqused_kv=index[1:],
+        page_table=index.new_empty(call.B, call.S // call.page),
+    )
+    problem = make_varlen(q.flatten(0, 1), k, k, where, Request(causal=True))
+    return ForwardVariant(select.forward_plan(problem, SM90))
 
 
 def varlen_variants() -> list[ForwardVariant]:
