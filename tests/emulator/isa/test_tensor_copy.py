@@ -326,28 +326,24 @@ def test_tensor_multicast_fills_and_signals_every_cta_of_the_mask():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_tensor_load_read_after_the_phase_is_clean(seed):
-    array = aligned((8, 32), np.uint16)
-    out = np.zeros(256, np.uint16)
+    array, out = aligned((8, 32), np.uint16), np.zeros(256, np.uint16)
     run(load_kernel(2, (0, 0), 512), map_of(array, (32, 8)), out, array, seed=seed)
     assert np.array_equal(out, array.ravel())
 
 
 @pytest.mark.parametrize("delay", ["eager", "late", "random"])
 def test_tensor_load_read_before_the_phase_is_reported(delay):
-    array = aligned((8, 32), np.uint16)
-    text = load_kernel(2, (0, 0), 512, wait=False)
+    array, text = aligned((8, 32), np.uint16), load_kernel(2, (0, 0), 512, wait=False)
     with pytest.raises((RaceError, UninitialisedRead)) as caught:
         run(text, map_of(array, (32, 8)), np.zeros(256, np.uint16), array, async_delay=delay)
     assert "ld.shared.b32" in str(caught.value)
 
 
 def test_tensor_load_that_arrives_after_its_cta_is_reported():
-    array = aligned((8, 32), np.uint16)
-    text = load_kernel(2, (0, 0), 0, announced=512, wait=False)
-    # It leaves without a look at what it asked for.
-    text = text.replace(DUMP.format(words=0), "")
+    array, out = aligned((8, 32), np.uint16), np.zeros(256, np.uint16)
+    text = load_kernel(2, (0, 0), 0, announced=512, wait=False).replace(DUMP.format(words=0), "")
     with pytest.raises(RaceError, match="has exited"):
-        run(text, map_of(array, (32, 8)), np.zeros(256, np.uint16), array, async_delay="late")
+        run(text, map_of(array, (32, 8)), out, array, async_delay="late")
 
 
 def test_tensor_load_without_expect_tx_is_reported():
