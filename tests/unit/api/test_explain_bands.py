@@ -15,7 +15,9 @@ def _explain(**options):
 
 
 @pytest.mark.parametrize(
-    "mask", [mods.causal, mods.sliding_window(7, 2), mods.sliding_window(9, -3)], ids=str
+    "mask",
+    [mods.causal, mods.sliding_window(7, 2), mods.sliding_window(9, -3)],
+    ids=["causal", "both_sides", "past_alone"],
 )
 def test_a_band_is_named_and_counted(mask):
     zero = torch.zeros((), dtype=torch.int64)
