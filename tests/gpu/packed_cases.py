@@ -263,14 +263,13 @@ PACKED_CASES: tuple[PackedCase, ...] = (
     *(_case(f"pages of {size} causal", CAUSAL, page_size=size) for size in (1, 7, 24, 128)),
     _case("pages d128", CAUSAL, shape=_WIDE, page_size=16, **_IDLE),
     _case("pages d256 fp16", shape=replace(_SHAPE, head_dim=256), dtype=FP16, page_size=64),
-    _case("pages d40 dv24", page_size=32, shape=replace(_SHAPE, head_dim=40, head_dim_v=24)),
+    _case("pages d192 dv128", page_size=32, shape=replace(_SHAPE, head_dim=192, head_dim_v=128)),
     _case("pages heads first", CAUSAL, page_size=16, layout=pages_heads_first, **_IDLE),
     _case("pages window sink max_score", joined(WINDOW, sink), page_size=48, wants_max_score=True),
     _case("pages alibi late keys", joined(alibi, late_keys), page_size=64),
     _case(
         "pages blocks rising", random_blocks(128, 128), page_size=32, transform=ramp(-300.0, 300.0)
     ),
-    _case("pages d96", CAUSAL, page_size=16, shape=replace(_SHAPE, head_dim=96)),
     _case("few pages of 16", page_size=16, **_FEW),
     _case("few pages of 64 causal", CAUSAL, page_size=64, **_FEW_IDLE),
     _case(

@@ -44,6 +44,7 @@ def unsupported(problem: AttentionProblem, arch: Arch) -> str | None:
         _lacking_dtype(problem)
         or _lacking_head_dim(problem, arch)
         or _lacking_layout(problem, arch)
+        or _lacking_pages(problem)
         or _lacking_blocks(problem, arch)
     )
 
@@ -84,6 +85,9 @@ def _packs_heads(problem: AttentionProblem, features: ForwardFeatures) -> bool:
     # Rows of packed sequences, idle ones too, times heads stay in 32 bits.
     rows = problem.seqlen_q if problem.varlen is None else problem.q.shape[0]
     is_small = rows * problem.group_size < _MAX_SEQLEN
+    is_one_width = problem.head_dim == problem.head_dim_v in sm90.PACKED_HEAD_DIMS
+    if problem.is_paged and not is_one_width:
+        return False
     return problem.seqlen_q <= FEW_QUERIES and is_small and not features.block_lists
 
 
@@ -222,6 +226,20 @@ def _lacking_layout(problem: AttentionProblem, arch: Arch) -> str | None:
     for name, value in (("scale", problem.scale), ("softcap", problem.softcap)):
         if isinstance(value, Tensor):
             return f"{name} as a tensor on {value.device} (kernels take numbers and CPU tensors)"
+    return None
+
+
+def _lacking_pages(problem: AttentionProblem) -> str | None:
+    """Return what is lacking for a paged cache: its heads lie behind each other in the columns."""
+    if not problem.is_paged:
+        return None
+    dims = (problem.head_dim, problem.head_dim_v)
+    if not all(each in sm90.PAGED_HEAD_DIMS for each in dims):
+        return f"page_table with head dims {dims} (kernels take {sm90.PAGED_HEAD_DIMS})"
+    for name, cache in (("k", problem.k), ("v", problem.v)):
+        width = (cache.shape[2] - 1) * cache.stride(2) + cache.shape[3]
+        if width >= _MAX_SEQLEN:
+            return f"page_table with heads of {name} that span {width} elements (kernels: < 2**30)"
     return None
 
 

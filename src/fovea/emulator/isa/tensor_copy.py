@@ -135,6 +135,7 @@ def cp_async_bulk_tensor_load(i: Instruction) -> Any:
         ctas = None if read_mask is None else read_mask(warp)
         for lane, *_ in issues(mask, targets, barriers, ctas, *operands):
             copy = tiles.copy(warp, mask, operands, lane)
+            _check_base(i, warp, lane, copy)
             to = place_of(
                 i, warp, lane, int(targets[lane]), alignment=_ALIGNMENT, what="destination"
             )
@@ -154,6 +155,21 @@ def cp_async_bulk_tensor_load(i: Instruction) -> Any:
             start(warp, i, effects, kind="tensor load", channel=channel)
 
     return run
+
+
+def _check_base(i: Instruction, warp: Any, lane: int, copy: TileCopy | RowsCopy) -> None:
+    """Report a load through a map whose base lies in no memory, wherever its box does.
+
+    An H200 answers with error 700 where no memory is mapped at the base; stores do not mind
+    (docs/notes/emulator_on_silicon.md).
+    """
+    base = copy.tensor.address
+    if warp.machine.memory.find(base) is None:
+        raise OutOfBounds(
+            f"a load through a tensor map whose base {base:#x} is in no allocation; "
+            f"{warp.machine.memory.nearest(base)}",
+            warp.where(i, lane=lane, address=base, space="global"),
+        )
 
 
 def _barrier_rank(rank: int, mbar: SharedPlace, *, is_pair: bool) -> int:

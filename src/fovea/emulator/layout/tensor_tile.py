@@ -95,6 +95,7 @@ def clip_box(tensor: TensorMap, coordinates: tuple[int, ...]) -> Tile:
         address += (start + low * step) * stride
     slices.reverse()
     strides.reverse()
+    address %= 1 << 64  # strides may be such that it wraps around
     return Tile(tuple(slices), address, tuple(s.stop - s.start for s in slices), tuple(strides))
 
 

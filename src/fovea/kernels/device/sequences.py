@@ -7,10 +7,12 @@ touches a row past the sequence's end, whatever tile it is asked for.
 
 The bound costs nothing: a tensor map has one axis of rows, of extent N, and a second one of the
 same stride, whose only purpose is to shift. A sequence that ends at row `end` and has `length` rows
-is read at rows N - length + i of the first axis and at place `end` of the second, from a base N
-rows before the tensor: together row `end - length + i`, and the copy engine cuts off, or fills with
-zeros, what passes the first axis. (Triton's ragged descriptors do the same with an address that
-wraps around.)
+is read at rows N - length + i of the first axis and at place `end` of the second: N rows too far,
+and the copy engine cuts off, or fills with zeros, what passes the first axis. A third axis takes
+the N rows back: its place N is 2^64 bytes less N rows further on, and addresses wrap around. The
+base stays that of the tensor: one N rows before it faults where no memory is mapped there, in
+loads, not in stores. (Both facts and the arithmetic as in Triton's and quack's ragged descriptors:
+https://github.com/triton-lang/triton/blob/main/python/triton/tools/ragged_tma.py.)
 """
 
 from typing import NamedTuple
@@ -23,7 +25,10 @@ from fovea.kernels.device.scheduler import Tile, TileOrder, decode_tile
 from fovea.plan.sequences import RECORD_WORDS
 
 TABLE_THREADS = 128
-_TILES_END, _NUMBER, _ROW_BEGIN, _NUM_ROWS, _SEQLEN_Q, _SEQLEN_KV, _KV_BEGIN = range(7)
+ROWS = 2**30  # N: the extent of the first axis of rows
+WRAP = 2**64 // ROWS  # a stride, in elements or bytes, that N steps of make no difference
+LARGEST = 2**31 - 1
+_TILES_END, _NUMBER, _ROW_BEGIN, _NUMROWS, _SEQLEN_Q, _SEQLEN_KV, _KV_BEGIN = range(7)
 
 
 class SequenceTensors(NamedTuple):
@@ -153,7 +158,7 @@ def fill_table(
         record[_TILES_END] = tiles_end
         record[_NUMBER] = number
         record[_ROW_BEGIN] = mine.row_begin
-        record[_NUM_ROWS] = mine.num_rows
+        record[_NUMROWS] = mine.num_rows
         record[_SEQLEN_Q] = mine.seqlen_q
         record[_SEQLEN_KV] = mine.seqlen_kv
         record[_KV_BEGIN] = mine.kv_begin
@@ -214,7 +219,7 @@ def find_tile(tile_number: cutlass.Int32, table: SequenceTable, order: TileOrder
         sequence=Sequence(
             seqlen_q=table.words[record + _SEQLEN_Q],
             seqlen_kv=table.words[record + _SEQLEN_KV],
-            num_rows=table.words[record + _NUM_ROWS],
+            num_rows=table.words[record + _NUMROWS],
             row_begin=table.words[record + _ROW_BEGIN],
             kv_begin=table.words[record + _KV_BEGIN],
         ),
@@ -237,18 +242,17 @@ def band_of_sequence(band: Band, sequence: Sequence) -> Band:
 
 
 def shifting_view(tensor: cute.Tensor, *, is_transposed: bool = False) -> cute.Tensor:
-    """Return a (total, heads, head_dim) tensor as (rows, head_dim, head, end), see above.
+    """Return a (total, heads, head_dim) tensor as (rows, head_dim, head, back, end), see above.
 
     With `is_transposed` the first two modes change places.
     """
     total, heads, head_dim = tensor.shape
     row_stride, head_stride, column_stride = tensor.stride
-    rows, columns = (total, row_stride), (head_dim, column_stride)
+    rows, columns = (ROWS, row_stride), (head_dim, column_stride)
     modes = [columns, rows] if is_transposed else [rows, columns]
-    modes += [(heads, head_stride), (total + 1, row_stride)]
-    base = tensor.iterator - total * row_stride
+    modes += [(heads, head_stride), (LARGEST, WRAP - row_stride), (total + 1, row_stride)]
     shape, stride = zip(*modes, strict=True)
-    return cute.make_tensor(base, cute.make_layout(shape, stride=stride))
+    return cute.make_tensor(tensor.iterator, cute.make_layout(shape, stride=stride))
 
 
 def bounded(
@@ -260,6 +264,5 @@ def bounded(
     is_transposed: bool = False,
 ) -> cute.Tensor:
     """Return a head of `shifting_view` from row `begin` on, cut off after `length` rows."""
-    rows = view.shape[1 if is_transposed else 0]
-    start = (0, rows - length) if is_transposed else (rows - length, 0)
-    return cute.domain_offset(start, view[None, None, head, begin + length])
+    start = (0, ROWS - length) if is_transposed else (ROWS - length, 0)
+    return cute.domain_offset(start, view[None, None, head, ROWS, begin + length])

@@ -29,10 +29,12 @@ class Packing(NamedTuple):
 
 
 class Pages(NamedTuple):
-    """Physical page of each logical page, (batch, max_pages), and how many rows a page has."""
+    """Physical page of each logical page, (batch, max_pages), and how a page is laid out."""
 
     mTable: cute.Tensor
     page_size: cutlass.Int32
+    k_head_stride: cutlass.Int32  # elements from a head's rows to the next one's
+    v_head_stride: cutlass.Int32
 
 
 class Problem(NamedTuple):

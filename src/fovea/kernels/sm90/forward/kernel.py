@@ -157,7 +157,8 @@ class ForwardKernel:
             words, page_table, *where = sequences
             total_kv = mK.shape[0]
             if cutlass.const_expr(plan.page_box > 0):
-                pages = Pages(page_table, mK.shape[1])
+                head_strides = (cutlass.Int32(mK.stride[2]), cutlass.Int32(mV.stride[2]))
+                pages = Pages(page_table, mK.shape[1], *head_strides)
                 total_kv = page_table.shape[1] * mK.shape[1]
             where = SequenceTensors(*where)
             num_sequences = where.mStartQ.shape[0]  # the batch, and the rows behind it

@@ -18,6 +18,7 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from fovea.kernels.device.kv_walk import Walk
 from fovea.kernels.device.pipeline import Ring, expect_bytes, stage_of
+from fovea.kernels.device.sequences import LARGEST, ROWS, WRAP
 from fovea.kernels.sm90.forward.arguments import Pages, SharedTiles, TmaLoads
 from fovea.kernels.sm90.wgmma import element_type
 
@@ -28,7 +29,7 @@ class PagedOperand(NamedTuple):
     """K or V of a head on its way into a ring.
 
     `boxes` is (box, row of boxes, column of boxes, stage); `mX` (rows, columns, end, page) of
-    `paged_view`, of V (columns, rows, ...).
+    `paged_view` from its head's first column on, of V (columns, rows, ...).
     """
 
     atom: cute.CopyAtom
@@ -77,8 +78,9 @@ def paged_operands(
     where = (pages, walk.batch, walk.sequence.seqlen_kv)
     k_boxes = _boxes(plan, shared.sK, plan.head_dim, is_transposed=False)
     v_boxes = _boxes(plan, shared.sV, plan.head_dim_v, is_transposed=True)
-    mK = tma.mK[None, None, kv_head, None, None]
-    mV = tma.mV[None, None, kv_head, None, None]
+    behind = (None, None, ROWS, None, None)
+    mK = cute.domain_offset((0, kv_head * pages.k_head_stride, 0, 0), tma.mK[behind])
+    mV = cute.domain_offset((kv_head * pages.v_head_stride, 0, 0, 0), tma.mV[behind])
     k = PagedOperand(tma.atom_k, shared.k, cute.group_modes(k_boxes, 0, 2), mK, *where)
     v = PagedOperand(tma.atom_v, shared.v, cute.group_modes(v_boxes, 0, 2), mV, *where)
     return k, v
@@ -127,17 +129,21 @@ def _place(operand: PagedOperand, row: cutlass.Int32):
     page = cutlass.Int32(0)
     if in_page < used:
         page = pages.mTable[operand.sequence, logical]
-    return pages.page_size - used + in_page, used, page
+    return ROWS - used + in_page, used, page
 
 
 def paged_view(tensor: cute.Tensor, *, is_transposed: bool) -> cute.Tensor:
-    """Return a (pages, page_size, heads, head_dim) tensor as `PagedOperand.mX` has it."""
+    """Return a (pages, page_size, heads, head_dim) tensor as (rows, columns, back, end, page).
+
+    The bound of a view is explained in `device/sequences.py`. It takes one of the five axes that
+    there are, so heads lie behind each other in the columns, each at its stride: a box reads on
+    into the next one, and head dims that are not whole boxes are refused (`plan/select.py`).
+    """
     num_pages, page_size, heads, head_dim = tensor.shape
     page_stride, row_stride, head_stride, column_stride = tensor.stride
-    rows, columns = (page_size, row_stride), (head_dim, column_stride)
+    width = cutlass.Int32((heads - 1) * head_stride + head_dim)
+    rows, columns = (ROWS, row_stride), (width, column_stride)
     modes = [columns, rows] if is_transposed else [rows, columns]
-    modes += [(heads, head_stride), (page_size + 1, row_stride), (num_pages, page_stride)]
+    modes += [(LARGEST, WRAP - row_stride), (page_size + 1, row_stride), (num_pages, page_stride)]
     shape, stride = zip(*modes, strict=True)
-    # The bound of a view is explained in `device/sequences.py`.
-    base = tensor.iterator - page_size * row_stride
-    return cute.make_tensor(base, cute.make_layout(shape, stride=stride))
+    return cute.make_tensor(tensor.iterator, cute.make_layout(shape, stride=stride))
