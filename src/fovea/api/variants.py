@@ -92,6 +92,7 @@ def kernel_of(problem: AttentionProblem, arch: Arch, *, is_chosen: bool = False)
 def _packing(problem: AttentionProblem, plan: "ForwardPlan") -> str | None:
     """Return how few queries are spread over tiles and SMs."""
     from fovea.plan import select
+    from fovea.plan.band_calls import as_band_call
 
     if not plan.packs_heads:
         return None
@@ -99,7 +100,7 @@ def _packing(problem: AttentionProblem, plan: "ForwardPlan") -> str | None:
     if problem.device.type == "cuda":
         cuda = cast(Any, torch.cuda)  # its functions have no types
         num_sms = int(cuda.get_device_properties(problem.device).multi_processor_count)
-    splits = select.num_splits(problem, plan, num_sms)
+    splits = select.num_splits(as_band_call(problem), plan, num_sms)
     heads = problem.group_size
     parts = "keys in one part"
     if splits > 1:
@@ -120,14 +121,35 @@ def variants_of(problem: AttentionProblem, arch: Arch) -> list[tuple["ForwardPla
     # Different conditions may select one plan.
     found: dict[ForwardPlan, list[str]] = {select.forward_plan(problem, arch): []}
     lengths = _lengths(problem)
-    for scale, scale_text in ((1.0, "scale > 0"), (-1.0, "scale <= 0")):
+    cases = [
+        (like, scale, f"{scale_text}{origin}")
+        for like, origin in _origins(problem, arch)
+        for scale, scale_text in ((1.0, "scale > 0"), (-1.0, "scale <= 0"))
+    ]
+    for like, scale, scale_text in cases:
         by_plan: dict[ForwardPlan, list[str]] = {}
         for seqlen_q, seqlen_kv, text in lengths:
-            plan = select.forward_plan(_like(problem, scale, seqlen_q, seqlen_kv), arch)
+            plan = select.forward_plan(_like(like, scale, seqlen_q, seqlen_kv), arch)
             by_plan.setdefault(plan, []).append(f"{scale_text}, {text}")
         for plan, texts in by_plan.items():
             found.setdefault(plan, []).extend([scale_text] if len(by_plan) == 1 else _merged(texts))
     return [(plan, "; or ".join(texts) or "this call") for plan, texts in found.items()]
+
+
+def _origins(problem: AttentionProblem, arch: Arch) -> list[tuple[AttentionProblem, str]]:
+    """Return the problem, and where its block lists need not be read, one with lists that must."""
+    from fovea.plan import select
+    from fovea.plan.band_calls import as_band_call
+
+    lists = problem.block_lists
+    if lists is None or as_band_call(problem).block_lists is not None:
+        return [(problem, "")]
+    # Exact are the very tensors that fovea made (`tiling/exact_lists.py`), and no others.
+    others = replace(lists, kv_num_blocks=lists.kv_num_blocks.clone())
+    read = replace(problem, block_lists=others)
+    if select.unsupported(read, arch) is not None:
+        return [(problem, "")]
+    return [(problem, ""), (read, ", block lists that fovea did not make")]
 
 
 def _merged(texts: list[str]) -> list[str]:

@@ -5,6 +5,7 @@ import torch
 
 import fovea
 from fovea import mods
+from fovea.arch import SM90
 
 LENGTH = 100
 
@@ -35,3 +36,12 @@ def test_other_masks_are_no_limits():
     found = _explain(mask_mod=mods.prefix_lm(5))
     assert found.limits is None
     assert "kv_idx - q_idx" not in str(found)
+
+
+def test_lists_of_another_origin_have_their_variant_too():
+    block_mask = fovea.create_block_mask(mods.causal, None, None, LENGTH, LENGTH, "cpu")
+    kernel = next(each for each in _explain(block_mask=block_mask).kernels if each.arch is SM90)
+    assert any("block lists that fovea did not make" in text for text in kernel.variants)
+    assert len(kernel.variants) > len(
+        next(each for each in _explain(causal=True).kernels if each.arch is SM90).variants
+    )
