@@ -7,7 +7,7 @@ launched, and of the tensors only lengths and a block mask's counts are read.
 
 import textwrap
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -254,12 +254,16 @@ def _packed_pairs(problem: AttentionProblem, varlen: Varlen) -> tuple[int | None
 
 def _lengths(starts: Tensor | None, used: Tensor | None) -> list[int]:
     """Return the used lengths of packed or paged sequences."""
-    segments = None if starts is None else starts.diff().tolist()
+    segments = None if starts is None else _integers(starts.diff())
     if used is None:
         assert segments is not None
         return segments
-    lengths = [max(length, 0) for length in used.tolist()]
+    lengths = [max(length, 0) for length in _integers(used)]
     return lengths if segments is None else list(map(min, lengths, segments))
+
+
+def _integers(tensor: Tensor) -> list[int]:
+    return cast(Any, tensor).tolist()  # torch gives it no element type
 
 
 def _is_readable(tensor: Tensor) -> bool:

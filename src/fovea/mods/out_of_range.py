@@ -6,6 +6,8 @@ Invariant: a result is at fault only where another content of the missing elemen
 as seen operation by operation: what `where`, `&`, `|`, `any` and `all` leave out does no harm.
 """
 
+from typing import Any, cast
+
 import torch
 from torch import Tensor
 
@@ -66,7 +68,7 @@ def _missing(
         return (a & (b | y)) | (b & (a | x))
     if node.op in REDUCTIONS:
         dimension = -(around.rank + int(node.attrs[0]) + 1)
-        found = torch.broadcast_tensors(flags[0], values[0])[0]
+        found: Tensor = cast(Any, torch).broadcast_tensors(flags[0], values[0])[0]
         some = found.any(dimension, keepdim=True)
         if node.op not in ("any", "all"):
             return some
