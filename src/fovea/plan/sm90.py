@@ -284,7 +284,8 @@ def forward_tile(
     spend their time at the ends of a query tile, where a second Q buffer helps more than width.
     """
     if head_dims == (192, 128) and not (features.block_lists or features.has_mods):
-        return TileShape(128, 128, 2, 1)
+        is_banded = features.limit_left or features.limit_right
+        return TileShape(128, 128, 2, 1, 1 if is_banded else 2)
     widest = max(head_dims)
     return TileShape(*_tile_shapes(features, is_short=is_short)[128 if widest == 96 else widest])
 
