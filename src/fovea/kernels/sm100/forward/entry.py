@@ -9,27 +9,18 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+from cutlass.cute.runtime import make_fake_stream
 
+from fovea.kernels.device.fake_arguments import (
+    aligned,
+    block_lists,
+    captures,
+    mod_scalars,
+    operand,
+)
 from fovea.kernels.sm100.forward.kernel import ForwardKernel
 from fovea.kernels.sm100.umma import element_type
-from fovea.plan.captures import PAIR_ALIGNMENT, read_in_pairs
-from fovea.plan.features import ForwardFeatures
 from fovea.plan.sm100 import ForwardPlan
-
-_ALIGNMENT_BYTES = 16  # what the copy engine asks of addresses and strides
-_CAPTURE_TYPES: dict[str, Any] = {
-    "b1": cutlass.Uint8,  # the host passes a view: a bool tensor's bytes are 0 or 1
-    "u8": cutlass.Uint8,
-    "i8": cutlass.Int8,
-    "i16": cutlass.Int16,
-    "i32": cutlass.Int32,
-    "i64": cutlass.Int64,
-    "f16": cutlass.Float16,
-    "bf16": cutlass.BFloat16,
-    "f32": cutlass.Float32,
-    "f64": cutlass.Float64,
-}
 
 
 def build(plan: ForwardPlan) -> tuple[Any, list[Any]]:
@@ -45,72 +36,21 @@ def _arguments(plan: ForwardPlan) -> list[Any]:
     batch, seqlen_q, seqlen_kv, heads_q, heads_kv = (cute.sym_int32() for _ in range(5))
     head_dim, head_dim_v = (cute.sym_int32(divisibility=8) for _ in range(2))
     rows = (batch, heads_q, seqlen_q)
-    lists = None
-    if features.block_lists:
-        counts = (_strided(cutlass.Int32, 3), _strided(cutlass.Int32, 4))
-        full = (_strided(cutlass.Int32, 3), _strided(cutlass.Int32, 4))
-        lists = (
-            *counts,
-            *(full if features.full_lists else (None, None)),
-            _strided(cutlass.Int32, 1),
-            cutlass.Int32(1),
-            cutlass.Int32(1),
-            cutlass.Int32(1),
-        )
     return [
-        _operand(dtype, (batch, seqlen_q, heads_q, head_dim)),
-        _operand(dtype, (batch, seqlen_kv, heads_kv, head_dim)),
-        _operand(dtype, (batch, seqlen_kv, heads_kv, head_dim_v)),
-        _operand(dtype, (batch, seqlen_q, heads_q, head_dim_v)),
-        _fake(cutlass.Float32, rows, 4),
-        _fake(cutlass.Float32, rows, 4) if features.max_score else None,
-        _fake(cutlass.Float32, (heads_q,), 4) if features.sink else None,
+        operand(dtype, (batch, seqlen_q, heads_q, head_dim)),
+        operand(dtype, (batch, seqlen_kv, heads_kv, head_dim)),
+        operand(dtype, (batch, seqlen_kv, heads_kv, head_dim_v)),
+        operand(dtype, (batch, seqlen_q, heads_q, head_dim_v)),
+        aligned(cutlass.Float32, rows, 4),
+        aligned(cutlass.Float32, rows, 4) if features.max_score else None,
+        aligned(cutlass.Float32, (heads_q,), 4) if features.sink else None,
         None,  # parts of the keys
-        _fake(cutlass.Int32, (1,), 4) if plan.is_dynamic else None,
-        lists,
+        aligned(cutlass.Int32, (1,), 4) if plan.is_dynamic else None,
+        block_lists(features),
         None,  # packed sequences, which this kernel does not take
         (cutlass.Float32(1.0), cutlass.Float32(1.0), cutlass.Float32(1.0)),
         tuple(cutlass.Int32(1) for _ in range(5)),
-        # None, not an empty tuple: the launcher has no type for nothing.
-        tuple(
-            _capture(_CAPTURE_TYPES[capture.dtype], max(capture.rank, 1), is_paired=is_paired)
-            for graph in features.graphs
-            for capture, is_paired in zip(graph.captures, read_in_pairs(graph), strict=True)
-        )
-        or None,
-        tuple(_scalar(kind, features) for graph in features.graphs for kind in graph.scalars)
-        or None,
+        captures(features),
+        mod_scalars(features),
         make_fake_stream(use_tvm_ffi_env_stream=True),
     ]
-
-
-def _scalar(kind: str, features: ForwardFeatures) -> Any:
-    if kind == "f64":
-        return cutlass.Float32(1.0)
-    return cutlass.Int64(1) if features.wide_integers else cutlass.Int32(1)
-
-
-def _operand(dtype: Any, shape: tuple[Any, ...]) -> Any:
-    """Return a tensor with unit last stride whose other strides the copy engine can take."""
-    divisibility = _ALIGNMENT_BYTES // (dtype.width // 8)
-    strides = (*(cute.sym_int64(divisibility=divisibility) for _ in shape[:-1]), 1)
-    return make_fake_tensor(dtype, shape, strides, assumed_align=_ALIGNMENT_BYTES)
-
-
-def _fake(dtype: Any, shape: tuple[Any, ...], align: int) -> Any:
-    strides = tuple(cute.sym_int64() for _ in shape)
-    return make_fake_tensor(dtype, shape, strides, assumed_align=align)
-
-
-def _capture(dtype: Any, rank: int, *, is_paired: bool) -> Any:
-    """Return a captured tensor: unit last stride, which spares a product per register."""
-    shape = tuple(cute.sym_int32() for _ in range(rank))
-    strides = (*(cute.sym_int64() for _ in shape[:-1]), 1)
-    align = PAIR_ALIGNMENT if is_paired else max(dtype.width // 8, 1)
-    return make_fake_tensor(dtype, shape, strides, assumed_align=align)
-
-
-def _strided(dtype: Any, rank: int) -> Any:
-    """Return a tensor of any layout, element aligned."""
-    shape = tuple(cute.sym_int32() for _ in range(rank))
-    return _fake(dtype, shape, max(dtype.width // 8, 1))
