@@ -7,8 +7,8 @@ from cutlass import cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from mod_variant import THREADS, ModVariant
 
+from fovea.kernels.device.fake_arguments import CAPTURE_TYPES
 from fovea.kernels.device.mods import ModArguments, ModEvaluator, Position
-from fovea.kernels.sm90.forward.entry import _CAPTURE_TYPES
 
 
 def host(variant: ModVariant) -> Any:
@@ -66,7 +66,7 @@ def arguments(variant: ModVariant) -> list[Any]:
         fake(cutlass.Int32, (4, length)),
         fake(cutlass.Float32, (len(variant.graphs), length)),
         tuple(
-            fake(_CAPTURE_TYPES[c.dtype], tuple(cute.sym_int32() for _ in range(max(c.rank, 1))))
+            fake(CAPTURE_TYPES[c.dtype], tuple(cute.sym_int32() for _ in range(max(c.rank, 1))))
             for c in captures
         ),
         tuple(cutlass.Float32(1.0) if s == "f64" else integer(1) for s in scalars),

@@ -15,7 +15,7 @@ from fovea.plan.captures import PAIR_ALIGNMENT, read_in_pairs
 from fovea.plan.features import ForwardFeatures
 
 ALIGNMENT_BYTES = 16  # what the copy engine asks of addresses and strides
-_CAPTURE_TYPES: dict[str, Any] = {
+CAPTURE_TYPES: dict[str, Any] = {
     "b1": cutlass.Uint8,  # the host passes a view: a bool tensor's bytes are 0 or 1
     "u8": cutlass.Uint8,
     "i8": cutlass.Int8,
@@ -68,7 +68,7 @@ def captures(features: ForwardFeatures) -> tuple[Any, ...] | None:
     """Return what mods captured; None, not an empty tuple: the launcher has no type for nothing."""
     return (
         tuple(
-            _capture(_CAPTURE_TYPES[capture.dtype], max(capture.rank, 1), is_paired=is_paired)
+            _capture(CAPTURE_TYPES[capture.dtype], max(capture.rank, 1), is_paired=is_paired)
             for graph in features.graphs
             for capture, is_paired in zip(graph.captures, read_in_pairs(graph), strict=True)
         )
