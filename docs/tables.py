@@ -199,9 +199,10 @@ def speed(bench: str, peers: tuple[str, ...]) -> str:
     return "\n".join(lines)
 
 
-def blackwell_plan() -> sm100.ForwardPlan:
-    """Return the plan that the page on the Blackwell forward shows."""
-    return sm100.make_forward_plan("bfloat16", 128, ForwardFeatures(), software_columns=4)
+def blackwell_plan(head_dim: int = 128) -> sm100.ForwardPlan:
+    """Return a plan that the page on the Blackwell forward shows."""
+    dims = (head_dim, head_dim)
+    return sm100.make_forward_plan("bfloat16", dims, ForwardFeatures(), arch="sm100")
 
 
 def decode(peers: tuple[str, ...] = ("fa3", "cudnn", "flex")) -> str:
@@ -241,6 +242,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "internals/blackwell_forward.md": {
         "roles": lambda: draw.role_graph(blackwell_plan()),
         "tensor memory": lambda: draw.tensor_map(blackwell_plan()),
+        "tensor memory 256": lambda: draw.tensor_map(blackwell_plan(256)),
     },
     "support.md": {"support": support},
     "semantics.md": {f"rule {n}": lambda n=n: rule_tests(n) for n in range(1, 14)},

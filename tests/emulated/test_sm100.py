@@ -109,12 +109,6 @@ def test_kernel_uses_no_local_memory_and_the_plans_threads(arch, head_dim, dtype
     assert record.compile_seconds < 60.0
 
 
-def test_wide_head_raises_with_the_widest_there_is() -> None:
-    q, k, v = dense_qkv(Shape(seqlen_q=4, head_dim=256), dtype=torch.bfloat16)
-    with pytest.raises(fovea.UnsupportedError, match=r"256.*sm100.*128"):
-        fovea.attention(q, k, v, backend=BACKEND)
-
-
 def test_share_of_software_exponentials_follows_the_architecture() -> None:
     problem = _problem(Shape(seqlen_q=4), torch.bfloat16)
     plans = [select.forward_plan(problem, arch_named(name)) for name in ("sm100", "sm103")]

@@ -4,7 +4,8 @@ Lives here: the drawing, from a plan alone. Not here: what a plan holds (`sm100.
 that show it (`docs/tables.py`). Invariant: nothing is drawn that the plan does not say.
 """
 
-from fovea.plan.sm100 import TENSOR_COLUMNS, ForwardPlan
+from fovea.plan.sm100 import ForwardPlan
+from fovea.plan.tensor_memory import TENSOR_COLUMNS
 
 _RING_ROLES = {"work": ("mma", "softmax", "epilogue")}  # who takes from a ring, else the MMA warp
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fovea.arch import Arch
-from fovea.plan import sm90, sm100
+from fovea.plan import sm90, sm100, sm100_tiles
 from fovea.plan.band_calls import as_band_call
 from fovea.plan.features import ForwardFeatures
 from fovea.plan.forward import ForwardPlan
@@ -24,8 +24,8 @@ from fovea.tiling.split_kv import MAX_SPLITS, SplitDemand
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _TILE_HEAD_DIMS = {
     "sm90": sm90.HEAD_DIMS,
-    "sm100": sm100.TILE_HEAD_DIMS,
-    "sm103": sm100.TILE_HEAD_DIMS,
+    "sm100": sm100_tiles.TILE_HEAD_DIMS,
+    "sm103": sm100_tiles.TILE_HEAD_DIMS,
 }
 SHORT_SEQLEN = 2048  # keys up to which a call gets the plan for short sequences
 # Queries up to which a call gets the plan for few. One warpgroup then multiplies at a time, which
@@ -65,9 +65,9 @@ def forward_plan(problem: AttentionProblem, arch: Arch) -> ForwardPlan:
         )
     return sm100.make_forward_plan(
         dtype,
-        _rounded(max(problem.head_dim, problem.head_dim_v), sm100.TILE_HEAD_DIMS),
+        _blackwell_head_dims(problem),
         features,
-        software_columns=sm100.SOFTWARE_COLUMNS[arch.name],
+        arch="sm100" if arch.name == "sm100" else "sm103",
         splits_keys=_splits_keys(problem),
     )
 
@@ -178,6 +178,12 @@ def tile_head_dims(problem: AttentionProblem) -> tuple[int, int]:
     return _rounded(problem.head_dim, columns), _rounded(problem.head_dim_v, columns)
 
 
+def _blackwell_head_dims(problem: AttentionProblem) -> tuple[int, int]:
+    """Return the columns of the tiles of Q and K, and of V, on Blackwell."""
+    columns = sm100_tiles.TILE_HEAD_DIMS
+    return _rounded(problem.head_dim, columns), _rounded(problem.head_dim_v, columns)
+
+
 def _rounded(head_dim: int, columns: tuple[int, ...]) -> int:
     """Return the least number of columns that there is and that holds a head dimension."""
     return next(each for each in columns if head_dim <= each)
@@ -251,8 +257,8 @@ def _lacking_blocks(problem: AttentionProblem, arch: Arch) -> str | None:
     if arch.name == "sm90":
         tile_m, tile_n, *_ = sm90.forward_tile(tile_head_dims(problem), features, is_short=False)
     else:
-        head_dim = _rounded(max(problem.head_dim, problem.head_dim_v), sm100.TILE_HEAD_DIMS)
-        tile_m, tile_n = sm100.STREAM_ROWS, sm100.forward_tile(head_dim).tile_n
+        tile_m = sm100_tiles.STREAM_ROWS
+        tile_n = sm100_tiles.forward_tile(_blackwell_head_dims(problem)).tile_n
     if lists.block_q % tile_m == 0 and lists.block_kv % tile_n == 0:
         return None
     return (

@@ -1,27 +1,30 @@
 """Plans for Blackwell (sm_100a, sm_103a): tiles, roles, tensor memory, hand-offs and registers.
 
-Lives here: `ForwardPlan` and its table of shapes. Not here: which plan a call gets
+Lives here: `ForwardPlan`. Not here: tile shapes (`plan/sm100_tiles.py`), which plan a call gets
 (`plan/select.py`), and any device code. Invariant: a plan that exists fits one SM; the kernel reads
 every size, column and arrival count from it.
 """
 
-import itertools
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from fovea.plan.features import ForwardFeatures
 from fovea.plan.pipeline import BARRIER_BYTES, Edge
-from fovea.plan.roles import Role, check_roles
+from fovea.plan.roles import WARP_SIZE, Role, check_roles
+from fovea.plan.sm100_tiles import (
+    CHUNK_COLUMNS,
+    ELEMENT_BYTES,
+    SHARED_ALIGNMENT,
+    SHARED_BYTES_PER_CTA,
+    STREAM_ROWS,
+    STREAMS,
+    forward_tile,
+    software_columns,
+)
+from fovea.plan.tensor_memory import TensorRegion, check_regions
 
-SHARED_BYTES_PER_CTA = 232448  # 227 KiB, the opt-in limit of compute capability 10.0
-SHARED_ALIGNMENT = 1024  # a 128-byte swizzle atom spans 8 rows of 128 bytes
-TENSOR_COLUMNS = 512  # 32-bit columns of tensor memory, all taken: one CTA an SM
-STREAMS = 2  # products in ping-pong: while one stream exponentiates, the other multiplies
-STREAM_ROWS = 128  # rows of a product, lanes of tensor memory, threads of a warpgroup
 TILE_M = STREAMS * STREAM_ROWS
 WARPS_PER_WARPGROUP = 4
-ELEMENT_BYTES = 2
-CHUNK_COLUMNS = 32  # columns of S that a thread holds at a time
 WORK_WORDS_LIMIT = 32  # 32-bit words of an announcement, at most
 WORK_STAGES = 2  # query tiles announced ahead: one being computed, one being loaded
 
@@ -52,48 +55,46 @@ class Signal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorRegion:
-    """Columns of tensor memory; with `aliases` they are part of another region, by intent."""
-
-    name: str
-    first: int
-    columns: int
-    aliases: str = ""
-
-    @property
-    def end(self) -> int:
-        """The column past the last."""
-        return self.first + self.columns
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardPlan:
     """A forward kernel for sm_100a as data.
 
     A CTA has two streams of products, each with 128 rows in tensor memory. A thread of a softmax
     warpgroup owns one row of S and P, an epilogue thread the same row of O.
+
+    With `splits_keys` the streams share 128 query rows and take their KV tiles in turn, where a
+    query tile of 256 rows would not do; else each has 128 rows and every KV tile. With
+    `splits_columns`, too, they add to one O, which has no room beside another: then a softmax
+    warpgroup owns half of each row, in the KV tiles of both streams.
     """
 
     dtype: Literal["bfloat16", "float16"]
     tile_n: int
     head_dim: int  # columns of the Q and K tiles, the tensors' own head_dim rounded up
     head_dim_v: int
-    kv_stages: int
+    # A stage holds a tile, or one of the parts that it comes in: K by columns, V by keys.
+    k_parts: int
+    v_parts: int
+    k_stages: int
+    v_stages: int
     # Columns of each chunk of S whose exponential is a polynomial; by position alone, so that a
     # row's bits never depend on what kind of tile it meets.
     software_columns: int
     p_parts: tuple[int, ...]  # columns of P handed to the tensor cores at a time
-    # The streams share 128 query rows and take their KV tiles in turn, where a query tile of 256
-    # rows would not do; else each has 128 rows and every KV tile.
+    stages_o: bool  # O leaves through shared memory, else from registers
     splits_keys: bool = False
+    splits_columns: bool = False
     features: ForwardFeatures = field(default_factory=ForwardFeatures)
 
     def __post_init__(self) -> None:
         """Check that the plan fits the machine."""
         assert self.tile_n % CHUNK_COLUMNS == 0 and self.tile_n <= 256, self.tile_n
-        assert self.head_dim % 64 == 0 and self.head_dim_v % 64 == 0
+        assert self.head_dim % (64 * self.k_parts) == 0 and self.head_dim_v % 64 == 0
+        assert self.tile_n % (16 * self.v_parts) == 0, self.v_parts
+        assert self.k_stages >= self.k_parts and self.v_stages >= self.v_parts
         assert sum(self.p_parts) == self.tile_n, self.p_parts
         assert all(part % CHUNK_COLUMNS == 0 for part in self.p_parts), self.p_parts
+        # Both warpgroups may rescale O, so no part of P may be multiplied before all is there.
+        assert not self.splits_columns or (self.splits_keys and len(self.p_parts) == 1)
         assert self.software_columns % 2 == 0 and self.software_columns <= CHUNK_COLUMNS
         assert self.shared_bytes <= SHARED_BYTES_PER_CTA, self.shared_bytes
         check_roles(self.roles)
@@ -141,19 +142,24 @@ class ForwardPlan:
     @property
     def q_edge(self) -> Edge:
         """Q, a stage a stream (or, if they share it, a query tile); its last product frees it."""
-        # Where the streams' maxima have to meet in the epilogue, shared memory is short.
-        stages = 1 if self.joins_maxima else STREAMS
+        # Where rows have more numbers that warps tell each other, shared memory is short.
+        stages = 1 if self.joins_maxima or self.splits_columns else STREAMS
         return self._tma_edge("q", stages, STREAM_ROWS * self.head_dim)
 
     @property
     def k_edge(self) -> Edge:
         """K tiles, read by the products of both streams."""
-        return self._tma_edge("k", self.kv_stages, self.tile_n * self.head_dim)
+        return self._tma_edge("k", self.k_stages, self.tile_n * self.head_dim // self.k_parts)
 
     @property
     def v_edge(self) -> Edge:
         """V tiles, read by the products of both streams."""
-        return self._tma_edge("v", self.kv_stages, self.tile_n * self.head_dim_v)
+        return self._tma_edge("v", self.v_stages, self.tile_n * self.head_dim_v // self.v_parts)
+
+    @property
+    def kv_stages(self) -> int:
+        """Whole tiles of K and V that shared memory holds."""
+        return min(self.k_stages // self.k_parts, self.v_stages // self.v_parts)
 
     def _tma_edge(self, name: str, stages: int, elements: int) -> Edge:
         # The only consumer is the tensor cores, whose commit arrives once.
@@ -180,27 +186,32 @@ class ForwardPlan:
     def signals(self) -> tuple[Signal, ...]:
         """What the roles tell each other of tensor memory and row statistics.
 
-        `s_full` also says that all earlier products of its stream are done, since a commit covers
-        everything issued before it: O may then be rescaled without a barrier of its own.
+        Where each stream has an O, `s_full` also says that all earlier products of its stream are
+        done, since a commit covers everything issued before it: O may then be rescaled without a
+        barrier of its own. Where they share it, `o_rests` says so.
         """
 
-        def signal(name: str, producer: str, consumer: str, parts: int = 1) -> Signal:
-            arrivals = 1 if producer == "mma" else WARPS_PER_WARPGROUP
+        def signal(name: str, producer: str, consumer: str, stages: int, warps: int = 0) -> Signal:
+            arrivals = 1 if producer == "mma" else warps or WARPS_PER_WARPGROUP
             return Signal(
                 name=name,
                 producer=producer,
                 consumer=consumer,
-                stages=STREAMS * parts,
+                stages=stages,
                 arrivals=arrivals,
             )
 
+        softmax_warps = WARPS_PER_WARPGROUP * (STREAMS if self.splits_columns else 1)
+        signals = (
+            signal("s_full", "mma", "softmax", STREAMS),
+            signal("p_full", "softmax", "mma", STREAMS * len(self.p_parts), softmax_warps),
+            signal("o_full", "mma", "epilogue", self.num_outputs),
+            signal("o_empty", "epilogue", "mma", self.num_outputs),
+            signal("statistics_full", "softmax", "epilogue", STREAMS),
+            signal("statistics_empty", "epilogue", "softmax", STREAMS),
+        )
         return (
-            signal("s_full", "mma", "softmax"),
-            signal("p_full", "softmax", "mma", len(self.p_parts)),
-            signal("o_full", "mma", "epilogue"),
-            signal("o_empty", "epilogue", "mma"),
-            signal("statistics_full", "softmax", "epilogue"),
-            signal("statistics_empty", "epilogue", "softmax"),
+            (*signals, signal("o_rests", "mma", "softmax", 1)) if self.splits_columns else signals
         )
 
     @property
@@ -214,40 +225,56 @@ class ForwardPlan:
     def tensor_regions(self) -> tuple[TensorRegion, ...]:
         """The map of tensor memory.
 
-        P takes the lower half of its S: a thread that has read a chunk of S may write P of that
-        chunk, which lies in columns already read.
+        P takes the lower half of its S, or of each half of it that a warpgroup owns: a thread that
+        has read a chunk of S may write P of that chunk, which lies in columns already read.
         """
-        p_columns = self.tile_n * ELEMENT_BYTES // 4
         first_o = STREAMS * self.tile_n
         regions: list[TensorRegion] = []
         for stream in range(STREAMS):
             first_s = stream * self.tile_n
-            regions += [
-                TensorRegion(name=f"s{stream}", first=first_s, columns=self.tile_n),
-                TensorRegion(
-                    name=f"p{stream}", first=first_s, columns=p_columns, aliases=f"s{stream}"
-                ),
-                TensorRegion(
-                    name=f"o{stream}",
-                    first=first_o + stream * self.head_dim_v,
-                    columns=self.head_dim_v,
-                ),
-            ]
+            regions.append(TensorRegion(name=f"s{stream}", first=first_s, columns=self.tile_n))
+            for half, name in enumerate(("p", "p_upper")[: self.tile_n // self.softmax_columns]):
+                regions.append(
+                    TensorRegion(
+                        name=f"{name}{stream}",
+                        first=first_s + half * self.softmax_columns,
+                        columns=self.softmax_columns * ELEMENT_BYTES // 4,
+                        aliases=f"s{stream}",
+                    )
+                )
+        for output in range(self.num_outputs):
+            first = first_o + output * self.head_dim_v
+            regions.append(TensorRegion(name=f"o{output}", first=first, columns=self.head_dim_v))
         return tuple(regions)
 
     def column(self, region: str, stream: int = 0) -> int:
         """Return the first column of a stream's region: "s", "p" or "o"."""
-        name = f"{region}{stream}"
+        name = f"{region}{stream % self.num_outputs if region == 'o' else stream}"
         return next(found.first for found in self.tensor_regions if found.name == name)
+
+    def p_offset(self, key: int) -> int:
+        """Return how many columns behind the first of a P its probabilities from a key on lie."""
+        half, rest = divmod(key, self.softmax_columns)
+        return half * self.softmax_columns + rest * ELEMENT_BYTES // 4
 
     def stride(self, region: str) -> int:
         """Return how many columns lie between the regions of two streams."""
         return self.column(region, 1) - self.column(region, 0)
 
     @property
+    def num_outputs(self) -> int:
+        """O in tensor memory: one for each stream, or one for both."""
+        return 1 if self.splits_columns else STREAMS
+
+    @property
+    def softmax_columns(self) -> int:
+        """Columns of a row of S that one thread exponentiates."""
+        return self.tile_n // STREAMS if self.splits_columns else self.tile_n
+
+    @property
     def joins_maxima(self) -> bool:
         """True where a row's maximum is the larger one of two streams."""
-        return self.splits_keys and self.features.max_score
+        return self.splits_keys and not self.splits_columns and self.features.max_score
 
     @property
     def statistics(self) -> int:
@@ -261,9 +288,18 @@ class ForwardPlan:
             self.num_barriers * BARRIER_BYTES
             + WORK_STAGES * WORK_WORDS_LIMIT * 4
             + self.statistics * TILE_M * 4
-            + WORK_STAGES * self.tile_m  # one flag per row: redo it
+            + STREAMS
+            * TILE_M
+            * 4
+            * self.splits_columns  # maxima that two threads of a row exchange
+            + WORK_STAGES * self.flag_words * 4
             + 16  # where the allocator of tensor memory writes
         )
+
+    @property
+    def flag_words(self) -> int:
+        """Words in which a bit says of each row of a query tile whether to redo it."""
+        return self.tile_m // WARP_SIZE
 
     @property
     def shared_bytes(self) -> int:
@@ -273,8 +309,8 @@ class ForwardPlan:
 
     @property
     def o_bytes(self) -> int:
-        """Shared memory in which the epilogue stages one stream's output."""
-        return STREAM_ROWS * self.head_dim_v * ELEMENT_BYTES
+        """Shared memory in which the epilogue stages 128 rows of output."""
+        return STREAM_ROWS * self.head_dim_v * ELEMENT_BYTES * self.stages_o
 
     @property
     def is_optimistic(self) -> bool:
@@ -320,67 +356,30 @@ class ForwardPlan:
         """Return the canonical text of plan and features."""
         return (
             f"sm100 forward {self.dtype} tile {self.tile_m}x{self.tile_n} head_dim {self.head_dim} "
-            f"head_dim_v {self.head_dim_v} kv_stages {self.kv_stages} "
-            f"software_columns {self.software_columns} p_parts {self.p_parts} "
-            f"splits_keys {self.splits_keys}\n"
+            f"head_dim_v {self.head_dim_v} stages {self.k_stages} {self.v_stages} "
+            f"parts {self.k_parts} {self.v_parts} {self.p_parts} stages_o {self.stages_o} "
+            f"software_columns {self.software_columns} "
+            f"splits_keys {self.splits_keys} splits_columns {self.splits_columns}\n"
             f"{self.features.key_text()}"
         )
 
 
-def check_regions(regions: tuple[TensorRegion, ...]) -> None:
-    """Check that regions of tensor memory lie inside it, and overlap only where they say so.
-
-    Raises:
-        AssertionError: they do not.
-    """
-    named = {region.name: region for region in regions}
-    for region in regions:
-        assert region.first >= 0 and region.end <= TENSOR_COLUMNS, region
-        if region.aliases:
-            whole = named[region.aliases]
-            assert whole.first <= region.first and region.end <= whole.end, region
-    own = sorted((r for r in regions if not r.aliases), key=lambda region: region.first)
-    for before, after in itertools.pairwise(own):
-        assert before.end <= after.first, (before, after)
-
-
-class TileShape(NamedTuple):
-    """Tile sizes and stages of a plan."""
-
-    tile_n: int
-    kv_stages: int
-    p_parts: tuple[int, ...]
-
-
-# By head dimension: as many stages as shared memory holds. The last part of P is one chunk: what
-# the tensor cores still have to do once the softmax is through with a tile.
-_SHAPES = {
-    64: TileShape(128, 5, (96, 32)),
-    128: TileShape(128, 2, (96, 32)),
-}
-TILE_HEAD_DIMS = tuple(_SHAPES)
-
-
-def forward_tile(head_dim: int) -> TileShape:
-    """Return the tile shape of a head dimension already rounded up."""
-    return _SHAPES[head_dim]
-
-
 def make_forward_plan(
     dtype: Literal["bfloat16", "float16"],
-    head_dim: int,
+    head_dims: tuple[int, int],
     features: ForwardFeatures,
     *,
-    software_columns: int,
+    arch: Literal["sm100", "sm103"],
     splits_keys: bool = False,
 ) -> ForwardPlan:
-    """Return the plan of a variant."""
+    """Return the plan of a variant; `head_dims` are (head_dim, head_dim_v), already rounded up."""
+    shape = forward_tile(head_dims, joins_maxima=splits_keys and features.max_score)
     return ForwardPlan(
         dtype=dtype,
-        head_dim=head_dim,
-        head_dim_v=head_dim,
-        software_columns=software_columns,
-        splits_keys=splits_keys,
+        head_dim=head_dims[0],
+        head_dim_v=head_dims[1],
+        software_columns=software_columns(head_dims, SOFTWARE_COLUMNS[arch]),
+        splits_keys=splits_keys or shape.splits_columns,
         features=features,
-        **forward_tile(head_dim)._asdict(),
+        **shape._asdict(),
     )

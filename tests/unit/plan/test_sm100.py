@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from fovea.arch import SM100, SM103
-from fovea.plan import draw, sm100
+from fovea.plan import draw, sm100_tiles
 from fovea.plan.features import ForwardFeatures
 from fovea.plan.roles import REGISTERS_PER_SM
 from fovea.plan.select import FEW_QUERIES, forward_plan
-from fovea.plan.sm100 import TensorRegion, check_regions, make_forward_plan
+from fovea.plan.sm100 import make_forward_plan
+from fovea.plan.tensor_memory import TensorRegion, check_regions
 from fovea.problem import Request, make_dense
 
 FEATURES = (
@@ -23,22 +24,27 @@ FEATURES = (
 
 
 def plans():
-    kinds = itertools.product(("bfloat16", "float16"), sm100.TILE_HEAD_DIMS, FEATURES, (0, 1))
-    for dtype, head_dim, features, splits in kinds:
-        yield make_forward_plan(
-            dtype, head_dim, features, software_columns=4, splits_keys=bool(splits)
-        )
+    dims = itertools.product(sm100_tiles.TILE_HEAD_DIMS, repeat=2)
+    for dtype, head_dims, features in itertools.product(("bfloat16", "float16"), dims, FEATURES):
+        # Where the streams share one O, they always share their rows.
+        for splits in (False, True) if max(head_dims) <= 192 else (True,):
+            yield make_forward_plan(dtype, head_dims, features, arch="sm100", splits_keys=splits)
 
 
-def problem_of(seqlen_q, seqlen_kv=300, head_dim=128):
+def dense_plan(head_dim=128, head_dim_v=128):
+    return make_forward_plan("bfloat16", (head_dim, head_dim_v), ForwardFeatures(), arch="sm100")
+
+
+def problem_of(seqlen_q, seqlen_kv=300, head_dim=128, head_dim_v=None):
     q = torch.empty(1, seqlen_q, 4, head_dim, dtype=torch.bfloat16, device="meta")
     k = torch.empty(1, seqlen_kv, 2, head_dim, dtype=torch.bfloat16, device="meta")
-    return make_dense(q, k, k, Request())
+    v = torch.empty(1, seqlen_kv, 2, head_dim_v or head_dim, dtype=torch.bfloat16, device="meta")
+    return make_dense(q, k, v, Request())
 
 
 def test_every_plan_fits_shared_memory_and_the_register_file():
     for plan in plans():
-        assert plan.shared_bytes <= sm100.SHARED_BYTES_PER_CTA
+        assert plan.shared_bytes <= sm100_tiles.SHARED_BYTES_PER_CTA
         registers = sum(role.threads * role.registers for role in plan.roles)
         assert registers <= REGISTERS_PER_SM
 
@@ -55,7 +61,7 @@ def test_keys_of_plans_differ_where_code_does():
 
 
 def test_products_and_softmax_of_a_stream_arrive_as_often_as_is_expected():
-    plan = make_forward_plan("bfloat16", 128, ForwardFeatures(), software_columns=4)
+    plan = dense_plan()
     arrivals = {signal.name: (signal.stages, signal.arrivals) for signal in plan.signals}
     assert arrivals["s_full"] == (2, 1)  # a commit
     assert arrivals["p_full"] == (4, 4)  # two parts, the four warps of a stream
@@ -64,11 +70,49 @@ def test_products_and_softmax_of_a_stream_arrive_as_often_as_is_expected():
 
 
 def test_p_lies_in_the_part_of_s_that_was_read_before_it():
-    plan = make_forward_plan("bfloat16", 128, ForwardFeatures(), software_columns=4)
-    for stream in range(sm100.STREAMS):
+    plan = dense_plan()
+    chunk = sm100_tiles.CHUNK_COLUMNS
+    for stream in range(sm100_tiles.STREAMS):
         s, p = plan.column("s", stream), plan.column("p", stream)
-        for end in range(sm100.CHUNK_COLUMNS, plan.tile_n + 1, sm100.CHUNK_COLUMNS):
+        for end in range(chunk, plan.tile_n + 1, chunk):
             assert p + end // 2 <= s + end
+
+
+def test_p_of_a_half_row_lies_in_the_half_of_s_that_its_thread_read():
+    plan = dense_plan(256, 256)
+    for key in range(0, plan.tile_n, 16):
+        first = plan.p_offset(key)
+        half = key // plan.softmax_columns * plan.softmax_columns
+        assert half <= first
+        assert first + 8 <= key + 16
+    assert plan.p_offset(64) == plan.column("p_upper") - plan.column("p")
+
+
+@pytest.mark.parametrize(
+    ("head_dims", "tile", "stages", "parts"),
+    [
+        ((64, 64), (256, 128), (6, 5), (1, 1)),
+        ((128, 128), (256, 128), (2, 2), (1, 1)),
+        ((192, 128), (256, 128), (5, 3), (3, 2)),  # 96 KiB of Q leave room for 1.6 tiles
+        ((192, 192), (256, 64), (3, 2), (1, 1)),  # two O of 192 columns leave S 64
+        ((256, 256), (128, 128), (5, 4), (4, 4)),
+        ((64, 256), (128, 128), (4, 2), (1, 1)),
+    ],
+)
+def test_tile_is_what_shared_and_tensor_memory_have_room_for(head_dims, tile, stages, parts):
+    plan = dense_plan(*head_dims)
+    assert (plan.tile_m, plan.tile_n) == tile
+    assert (plan.k_stages, plan.v_stages) == stages
+    assert (plan.k_parts, plan.v_parts) == parts
+    # No stage more would fit.
+    assert plan.shared_bytes + min(e.stage_bytes for e in (plan.k_edge, plan.v_edge)) > (
+        sm100_tiles.SHARED_BYTES_PER_CTA
+    )
+
+
+def test_head_dims_are_rounded_up_one_by_one():
+    plan = forward_plan(problem_of(300, head_dim=136, head_dim_v=72), SM100)
+    assert (plan.head_dim, plan.head_dim_v) == (192, 128)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +132,7 @@ def test_region_where_it_must_not_be_is_refused(wrong):
 
 
 def test_parts_of_p_that_are_no_whole_chunks_are_refused():
-    plan = make_forward_plan("bfloat16", 128, ForwardFeatures(), software_columns=4)
+    plan = dense_plan()
     with pytest.raises(AssertionError):
         replace(plan, p_parts=(100, 28))
 
@@ -105,9 +149,9 @@ def test_share_of_software_exponentials_follows_the_architecture():
 
 
 def test_drawing_names_every_ring_signal_and_region():
-    plan = make_forward_plan("bfloat16", 64, ForwardFeatures(), software_columns=4)
-    graph, table = draw.role_graph(plan), draw.tensor_map(plan)
-    for part in (*plan.edges, *plan.signals):
-        assert f"{part.name}: " in graph
-    for region in plan.tensor_regions:
-        assert f"| {region.first}-{region.end - 1} | {region.name.upper()} |" in table
+    for plan in (dense_plan(64, 64), dense_plan(256, 256)):
+        graph, table = draw.role_graph(plan), draw.tensor_map(plan)
+        for part in (*plan.edges, *plan.signals):
+            assert f"{part.name}: " in graph
+        for region in plan.tensor_regions:
+            assert f"| {region.first}-{region.end - 1} | {region.name.upper()} |" in table

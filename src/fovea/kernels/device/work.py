@@ -32,7 +32,7 @@ def work_words(edge: Edge) -> int:
 
 
 class WorkRing(NamedTuple):
-    """Slots in shared memory and their barriers; `flags` has one byte per row and slot.
+    """Slots in shared memory and their barriers; `flags` says of rows whether to redo them.
 
     `sequences` has SEQUENCE_WORDS for each slot where the batch is packed.
     """

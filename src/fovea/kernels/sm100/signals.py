@@ -22,6 +22,7 @@ class Signals(NamedTuple):
     o_empty: cute.Pointer
     statistics_full: cute.Pointer
     statistics_empty: cute.Pointer
+    o_rests: cute.Pointer | None = None
 
 
 @cute.jit

@@ -13,11 +13,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import tcgen05
 
-from fovea.plan.sm100 import ELEMENT_BYTES, ForwardPlan
+from fovea.plan.sm100 import ForwardPlan
+from fovea.plan.sm100_tiles import ELEMENT_BYTES, STREAM_ROWS
 
 _DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}
 _FORMATS = {"bfloat16": 1, "float16": 0}  # of operands, in an instruction descriptor
-_K_STEP = 16  # elements of K that one instruction multiplies
+K_STEP = 16  # elements of K that one instruction multiplies
 _ATOM_BYTES = 128  # a row of the widest swizzle, which every operand here uses
 _ATOM_ROWS = 8
 _UNIT_BYTES = 16  # of addresses in a descriptor
@@ -53,12 +54,14 @@ def transposed_layout(
 
 
 class Product(NamedTuple):
-    """What is fixed of a product: its instruction descriptor, and how B steps along K.
+    """What is fixed of a product: its instruction descriptor, and how A and B step along K.
 
-    Offsets are in units of 16 bytes, as descriptors have them.
+    B steps through one stage of shared memory, A through all of K. Offsets are in units of 16
+    bytes, as descriptors have them, or columns of tensor memory.
     """
 
     instruction: int
+    a_steps: tuple[int, ...]
     b_steps: tuple[int, ...]
     b_fixed: int  # constant fields of B's shared-memory descriptor
 
@@ -67,31 +70,30 @@ def scores_product(plan: ForwardPlan) -> Product:
     """Return S = Q K^T: both operands with head_dim contiguous."""
     return Product(
         instruction=_instruction(plan, plan.tile_n, is_b_transposed=False),
-        b_steps=k_major_steps(plan.tile_n, plan.head_dim),
+        a_steps=_k_major_steps(STREAM_ROWS, plan.head_dim),
+        b_steps=_k_major_steps(plan.tile_n, plan.head_dim // plan.k_parts),
         b_fixed=K_MAJOR,
     )
 
 
 def output_product(plan: ForwardPlan) -> Product:
     """Return O += P V: P from tensor memory, V with head_dim_v contiguous."""
-    steps = tuple(
-        k * ELEMENT_BYTES * (_ATOM_BYTES // ELEMENT_BYTES) // _UNIT_BYTES
-        for k in range(0, plan.tile_n, _K_STEP)
-    )
-    block_bytes = plan.tile_n * _ATOM_BYTES  # from 128 bytes of head_dim_v to the next
+    keys = plan.tile_n // plan.v_parts
+    block_bytes = keys * _ATOM_BYTES  # from 128 bytes of head_dim_v to the next
     return Product(
         instruction=_instruction(plan, plan.head_dim_v, is_b_transposed=True),
-        b_steps=steps,
+        a_steps=tuple(plan.p_offset(key) for key in range(0, plan.tile_n, K_STEP)),
+        b_steps=tuple(k * _ATOM_BYTES // _UNIT_BYTES for k in range(0, keys, K_STEP)),
         b_fixed=_fixed_fields(leading=block_bytes, stride=_ATOM_ROWS * _ATOM_BYTES),
     )
 
 
-def k_major_steps(rows: int, columns: int) -> tuple[int, ...]:
+def _k_major_steps(rows: int, columns: int) -> tuple[int, ...]:
     """Return where each step of K begins in an operand of `row_major_layout`."""
     per_atom = _ATOM_BYTES // ELEMENT_BYTES
     return tuple(
         (k // per_atom * rows * _ATOM_BYTES + k % per_atom * ELEMENT_BYTES) // _UNIT_BYTES
-        for k in range(0, columns, _K_STEP)
+        for k in range(0, columns, K_STEP)
     )
 
 
@@ -133,19 +135,23 @@ def issue_from_shared(
     product: Product,
     accumulator: cutlass.Int32,
     a_start: cutlass.Int32,
-    a_steps: tuple[int, ...],
     b_start: cutlass.Int32,
+    part: int,
 ) -> None:
-    """Issue D = A B^T over all steps of K, A in shared memory. Run by one thread."""
-    for index, (a_step, b_step) in enumerate(zip(a_steps, product.b_steps, strict=True)):
+    """Issue D (+)= A B^T over the steps of K in one part of B, A in shared memory.
+
+    The first part overwrites D. Run by one thread.
+    """
+    for index, b_step in enumerate(product.b_steps):
+        step = part * len(product.b_steps) + index
         cute.arch.inline_ptx(
             _mma("{$r1}"),
             read_only_args=[
                 accumulator,
-                _descriptor(a_start + a_step, K_MAJOR),
+                _descriptor(a_start + product.a_steps[step], K_MAJOR),
                 _descriptor(b_start + b_step, product.b_fixed),
                 cutlass.Int32(product.instruction),
-                cutlass.Int32(1 if index > 0 else 0),
+                cutlass.Int32(1 if step > 0 else 0),
             ],
         )
 
@@ -158,18 +164,19 @@ def issue_from_tensor_memory(
     steps: range,
     accumulates: cutlass.Int32,
 ) -> None:
-    """Issue D (+)= A B^T over some steps of K, A in tensor memory. Run by one thread.
+    """Issue D (+)= A B^T over steps of K in one stage of B, A in tensor memory. Run by one thread.
 
     `accumulates` says whether step 0 adds to D or overwrites it; later steps add.
     """
-    columns = _K_STEP * ELEMENT_BYTES // 4
     for step in steps:
         cute.arch.inline_ptx(
             _mma("[{$r1}]"),
             read_only_args=[
                 accumulator,
-                a_address + step * columns,
-                _descriptor(b_start + product.b_steps[step], product.b_fixed),
+                a_address + product.a_steps[step],
+                _descriptor(
+                    b_start + product.b_steps[step % len(product.b_steps)], product.b_fixed
+                ),
                 cutlass.Int32(product.instruction),
                 cutlass.Int32(1) if step > 0 else accumulates,
             ],

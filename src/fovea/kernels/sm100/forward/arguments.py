@@ -42,11 +42,11 @@ class TmaLoads(NamedTuple):
 class Outputs(NamedTuple):
     """Where results go: O through TMA, lse and max_score (batch, heads, seqlen_q) directly.
 
-    `mO_rows` is O as the caller passed it, for the single rows that a redo writes.
+    `mO_rows` is O as the caller passed it, for rows that threads write themselves.
     """
 
-    atom_o: cute.CopyAtom
-    mO: cute.Tensor
+    atom_o: cute.CopyAtom | None
+    mO: cute.Tensor | None
     mO_rows: cute.Tensor
     mLSE: cute.Tensor
     mMaxScore: cute.Tensor | None
@@ -57,18 +57,20 @@ class SharedTiles(NamedTuple):
     """Memory of the CTA: tiles with their stages last, and the barriers that guard them.
 
     `statistics` is (plan.statistics, streams, rows): a row's sum, reference and, if the plan joins
-    maxima, maximum, from the softmax to the epilogue. `tensor_memory` is the address of the first
-    column, known once it is allocated.
+    maxima, maximum, from the softmax to the epilogue. `maxima` is (slots, warpgroups, rows), where
+    two threads share a row. `tensor_memory` is the address of the first column, known once it is
+    allocated.
     """
 
     sQ: cute.Tensor
     sK: cute.Tensor
     sV: cute.Tensor
-    sO: cute.Tensor
+    sO: cute.Tensor | None
     q: Ring
     k: Ring
     v: Ring
     work: WorkRing
     signals: Signals
     statistics: cute.Tensor
+    maxima: cute.Tensor | None
     tensor_memory: cutlass.Int32

@@ -28,15 +28,13 @@ from fovea.plan.roles import WARP_SIZE
 from fovea.plan.sm100 import (
     LOAD_WARP,
     MMA_WARP,
-    SHARED_ALIGNMENT,
-    STREAM_ROWS,
-    STREAMS,
-    TENSOR_COLUMNS,
     TILE_M,
     WORK_STAGES,
     WORK_WORDS_LIMIT,
     ForwardPlan,
 )
+from fovea.plan.sm100_tiles import SHARED_ALIGNMENT, STREAM_ROWS, STREAMS
+from fovea.plan.tensor_memory import TENSOR_COLUMNS
 
 
 class Layouts(NamedTuple):
@@ -45,7 +43,7 @@ class Layouts(NamedTuple):
     q: cute.ComposedLayout
     k: cute.ComposedLayout
     v: cute.ComposedLayout
-    o: cute.ComposedLayout
+    o: cute.ComposedLayout | None
 
 
 def make_layouts(plan: ForwardPlan) -> Layouts:
@@ -53,9 +51,9 @@ def make_layouts(plan: ForwardPlan) -> Layouts:
     dtype = element_type(plan)
     return Layouts(
         q=row_major_layout(dtype, STREAM_ROWS, plan.head_dim, plan.q_edge.stages),
-        k=row_major_layout(dtype, plan.tile_n, plan.head_dim, plan.kv_stages),
-        v=transposed_layout(dtype, plan.head_dim_v, plan.tile_n, plan.kv_stages),
-        o=row_major_layout(dtype, STREAM_ROWS, plan.head_dim_v, 1),
+        k=row_major_layout(dtype, plan.tile_n, plan.head_dim // plan.k_parts, plan.k_stages),
+        v=transposed_layout(dtype, plan.head_dim_v, plan.tile_n // plan.v_parts, plan.v_stages),
+        o=row_major_layout(dtype, STREAM_ROWS, plan.head_dim_v, 1) if plan.stages_o else None,
     )
 
 
@@ -100,9 +98,8 @@ class ForwardKernel:
         load_op = cpasync.CopyBulkTensorTileG2SOp()
         store_op = cpasync.CopyBulkTensorTileS2GOp()
         q_box = (STREAM_ROWS, plan.head_dim)
-        k_box = (plan.tile_n, plan.head_dim)
-        v_box = (plan.head_dim_v, plan.tile_n)
-        o_box = (STREAM_ROWS, plan.head_dim_v)
+        k_box = (plan.tile_n, plan.head_dim // plan.k_parts)
+        v_box = (plan.head_dim_v, plan.tile_n // plan.v_parts)
         stage = (None, None, 0)
         atom_q, tma_q = cpasync.make_tiled_tma_atom(
             load_op, _modes(mQ, _ROW_MAJOR_MODES), cute.slice_(layouts.q, stage), q_box
@@ -113,9 +110,12 @@ class ForwardKernel:
         atom_v, tma_v = cpasync.make_tiled_tma_atom(
             load_op, _modes(mV, _TRANSPOSED_MODES), cute.slice_(layouts.v, stage), v_box
         )
-        atom_o, tma_o = cpasync.make_tiled_tma_atom(
-            store_op, _modes(mO, _ROW_MAJOR_MODES), cute.slice_(layouts.o, stage), o_box
-        )
+        atom_o, tma_o = None, None
+        if cutlass.const_expr(plan.stages_o):
+            o_box = (STREAM_ROWS, plan.head_dim_v)
+            atom_o, tma_o = cpasync.make_tiled_tma_atom(
+                store_op, _modes(mO, _ROW_MAJOR_MODES), cute.slice_(layouts.o, stage), o_box
+            )
         batch, seqlen_q, heads, _ = mQ.shape
         offset, left, right, section_heads, num_ctas = integers
         order = TileOrder(
@@ -163,7 +163,8 @@ class ForwardKernel:
             cpasync.prefetch_descriptor(tma.atom_q)
             cpasync.prefetch_descriptor(tma.atom_k)
             cpasync.prefetch_descriptor(tma.atom_v)
-            cpasync.prefetch_descriptor(outputs.atom_o)
+            if cutlass.const_expr(plan.stages_o):
+                cpasync.prefetch_descriptor(outputs.atom_o)
             with cute.arch.elect_one():
                 init_ring(shared.q, plan.q_edge)
                 init_ring(shared.k, plan.k_edge)
@@ -220,13 +221,23 @@ class ForwardKernel:
                 (plan.statistics, STREAMS, STREAM_ROWS), stride=(TILE_M, STREAM_ROWS, 1)
             ),
         )
-        flags = smem.allocate_tensor(cutlass.Uint8, cute.make_layout(WORK_STAGES * plan.tile_m))
+        maxima = None
+        if plan.splits_columns:
+            maxima = smem.allocate_tensor(
+                cutlass.Float32,
+                cute.make_layout((2, STREAMS, STREAM_ROWS), stride=(TILE_M, STREAM_ROWS, 1)),
+            )
+        num_words = WORK_STAGES * plan.flag_words
+        flags = smem.allocate_tensor(cutlass.Int32, cute.make_layout(num_words))
 
-        def tile(layout: cute.ComposedLayout) -> cute.Tensor:
+        def tile(layout: cute.ComposedLayout | None) -> cute.Tensor | None:
+            if layout is None:
+                return None
             return smem.allocate_tensor(dtype, layout.outer, SHARED_ALIGNMENT, layout.inner)
 
         tiles = [tile(layout) for layout in layouts]
         work = WorkRing(words, flags, rings[3])
         unknown = cutlass.Int32(0)
-        shared = SharedTiles(*tiles, *rings[:3], work, Signals(*firsts), statistics, unknown)
+        signals = Signals(*firsts)
+        shared = SharedTiles(*tiles, *rings[:3], work, signals, statistics, maxima, unknown)
         return shared, address

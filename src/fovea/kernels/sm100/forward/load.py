@@ -25,11 +25,14 @@ from fovea.kernels.device.work import (
     from_first_lane,
 )
 from fovea.kernels.sm100.forward.arguments import Problem, SharedTiles, TmaLoads
-from fovea.plan.sm100 import STREAM_ROWS, STREAMS
+from fovea.plan.sm100_tiles import STREAM_ROWS, STREAMS
 
 
 class _Views(NamedTuple):
-    """TMA partitions of one query tile: (smem, gmem) of Q, K and V."""
+    """TMA partitions of one query tile: (smem, gmem) of Q, K and V.
+
+    Global memory of K counts (KV tile, part), that of V parts of KV tiles one after the other.
+    """
 
     tQsQ: cute.Tensor
     tQgQ: cute.Tensor
@@ -122,7 +125,7 @@ def _load_tile(
     item: cutlass.Int32,
     kv_use: cutlass.Int32,
 ):
-    """Load one query tile and the KV tiles it visits, in the order of the products.
+    """Load one query tile and the KV tiles it visits, part by part, in the order of the products.
 
     K runs ahead of V by as many tiles as are multiplied with Q before the first product with V.
     """
@@ -132,16 +135,20 @@ def _load_tile(
         if index == 0:
             _load_q(plan, tma, shared, views, item, 0)
         if index < walk.visits:
-            use = kv_use + index
             n_idx = kv_tile(walk, index, problem.block_lists, plan)
-            _fill(plan.k_edge, shared.k, tma.atom_k, views.tKgK[None, n_idx], views.tKsK, use)
+            for part in cutlass.range_constexpr(plan.k_parts):
+                use = (kv_use + index) * plan.k_parts + part
+                gmem = views.tKgK[None, n_idx, part]
+                _fill(plan.k_edge, shared.k, tma.atom_k, gmem, views.tKsK, use)
         if cutlass.const_expr(not plan.splits_keys):
             if index == 0:
                 _load_q(plan, tma, shared, views, item, 1)
         if index >= ahead:
-            use = kv_use + index - ahead
             n_idx = kv_tile(walk, index - ahead, problem.block_lists, plan)
-            _fill(plan.v_edge, shared.v, tma.atom_v, views.tVgV[None, n_idx], views.tVsV, use)
+            for part in cutlass.range_constexpr(plan.v_parts):
+                use = (kv_use + index - ahead) * plan.v_parts + part
+                gmem = views.tVgV[None, n_idx * plan.v_parts + part]
+                _fill(plan.v_edge, shared.v, tma.atom_v, gmem, views.tVsV, use)
 
 
 @cute.jit
@@ -186,10 +193,14 @@ def _views(
     )
     gQ = cute.domain_offset((0, 0, walk.m_idx * (plan.tile_m // STREAM_ROWS)), gQ)
     gK = cute.local_tile(
-        tma.mK[None, None, kv_head, walk.batch], (plan.tile_n, plan.head_dim), (None, 0)
+        tma.mK[None, None, kv_head, walk.batch],
+        (plan.tile_n, plan.head_dim // plan.k_parts),
+        (None, None),
     )
     gV = cute.local_tile(
-        tma.mV[None, None, kv_head, walk.batch], (plan.head_dim_v, plan.tile_n), (0, None)
+        tma.mV[None, None, kv_head, walk.batch],
+        (plan.head_dim_v, plan.tile_n // plan.v_parts),
+        (0, None),
     )
     tQsQ, tQgQ = _partition(tma.atom_q, shared.sQ, gQ)
     tKsK, tKgK = _partition(tma.atom_k, shared.sK, gK)

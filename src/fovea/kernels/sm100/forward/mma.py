@@ -19,18 +19,17 @@ from fovea.kernels.sm100.forward.arguments import Problem, SharedTiles
 from fovea.kernels.sm100.forward.streams import num_turns, step_of, turns_of
 from fovea.kernels.sm100.signals import wait, wait_before
 from fovea.kernels.sm100.umma import (
+    K_STEP,
     commit,
     descriptor_start,
     issue_from_shared,
     issue_from_tensor_memory,
-    k_major_steps,
     output_product,
     scores_product,
 )
-from fovea.plan.sm100 import STREAM_ROWS, STREAMS
+from fovea.plan.sm100_tiles import STREAMS
 
-_K_STEP = 16
-_UNIT_BYTES = 16
+_UNIT_BYTES = 16  # of addresses in a descriptor
 
 
 class _Starts(NamedTuple):
@@ -91,8 +90,8 @@ def run(plan: cutlass.Constexpr, problem: Problem, shared: SharedTiles):
         use += 1
         work = upcoming
     # The last O has been read: nobody needs tensor memory any more.
-    for stream in cutlass.range_constexpr(STREAMS):
-        wait_before(shared.signals.o_empty + stream, place.item)
+    for output in cutlass.range_constexpr(plan.num_outputs):
+        wait_before(shared.signals.o_empty + output, place.item)
 
 
 def _tile(plan, problem: Problem, work: Work, place: _Place) -> _Tile:
@@ -154,35 +153,40 @@ def _scores(
 ):
     """Issue S of a stream's KV tile in one round of the walk, if it takes one.
 
-    Signals: s_full; k_empty and, in the last round, q_empty, once the last stream that may read
-    them is through. Since a commit covers all products before it, s_full tells that O rests.
+    It goes part by part, as K comes. Signals: s_full; k_empty and, in the last round, q_empty, once
+    the last stream that may read them is through. Since a commit covers all products before it,
+    s_full tells that the stream's own O rests.
     """
     place, turns = tile.place, tile.turns[stream]
     is_shared = not plan.splits_keys
     visit = index if is_shared else STREAMS * index + stream
     if visit < tile.visits:
-        use = place.kv_use + visit
-        stage = stage_of(use, plan.k_edge)
         q_use = STREAMS * place.item + stream if is_shared else place.item
         q_stage = stage_of(q_use, plan.q_edge)
-        if cutlass.const_expr(stream == 0 or plan.splits_keys):
-            wait_full(shared.k, use, plan.k_edge)
         if index == 0:
             wait_full(shared.q, q_use, plan.q_edge)
-        if (visit >= turns.begin) & (visit < turns.end):
-            with cute.arch.elect_one():
-                issue_from_shared(
-                    scores_product(plan),
-                    shared.tensor_memory + plan.column("s", stream),
-                    starts.q + q_stage * (plan.q_edge.stage_bytes // _UNIT_BYTES),
-                    k_major_steps(STREAM_ROWS, plan.head_dim),
-                    starts.k + stage * (plan.k_edge.stage_bytes // _UNIT_BYTES),
-                )
-                commit(shared.signals.s_full + stream)
-        with cute.arch.elect_one():
+        takes = (visit >= turns.begin) & (visit < turns.end)
+        for part in cutlass.range_constexpr(plan.k_parts):
+            use = (place.kv_use + visit) * plan.k_parts + part
+            stage = stage_of(use, plan.k_edge)
+            if cutlass.const_expr(stream == 0 or plan.splits_keys):
+                wait_full(shared.k, use, plan.k_edge)
+            if takes:
+                with cute.arch.elect_one():
+                    issue_from_shared(
+                        scores_product(plan),
+                        shared.tensor_memory + plan.column("s", stream),
+                        starts.q + q_stage * (plan.q_edge.stage_bytes // _UNIT_BYTES),
+                        starts.k + stage * (plan.k_edge.stage_bytes // _UNIT_BYTES),
+                        part,
+                    )
+                    if cutlass.const_expr(part + 1 == plan.k_parts):
+                        commit(shared.signals.s_full + stream)
             if cutlass.const_expr(stream == STREAMS - 1 or plan.splits_keys):
-                commit(shared.k.empty + stage)
-            if visit + 1 == tile.visits:
+                with cute.arch.elect_one():
+                    commit(shared.k.empty + stage)
+        if visit + 1 == tile.visits:
+            with cute.arch.elect_one():
                 commit(shared.q.empty + q_stage)
 
 
@@ -197,39 +201,70 @@ def _output(
 ):
     """Issue O += P V of a stream's KV tile in one round of the walk, if it takes one.
 
-    It goes part by part, as P comes. Signals: v_empty, once the last stream that may read it is
-    through; o_full, in the stream's last round.
+    It goes part by part, as P and V come. Signals: v_empty, once the last stream that may read it
+    is through; o_full, in the stream's last round, or where the streams share an O with the last
+    visit of all; then, too, o_rests after every product.
     """
     place, turns = tile.place, tile.turns[stream]
     visit = STREAMS * index + stream if plan.splits_keys else index
+    output = stream % plan.num_outputs
     if index == 0:
-        wait_before(shared.signals.o_empty + stream, place.item)
+        if cutlass.const_expr(stream < plan.num_outputs):
+            wait_before(shared.signals.o_empty + output, place.item)
+    is_last = (index + 1) * step_of(plan) >= tile.visits
+    if cutlass.const_expr(plan.splits_columns):
+        is_last = visit + 1 == tile.visits
     if visit < tile.visits:
-        use = place.kv_use + visit
-        stage = stage_of(use, plan.v_edge)
-        if cutlass.const_expr(stream == 0 or plan.splits_keys):
-            wait_full(shared.v, use, plan.v_edge)
-        if (visit >= turns.begin) & (visit < turns.end):
-            time = place.times[stream] + (visit - turns.begin) // step_of(plan)
-            adds = select(visit > turns.begin, cutlass.Int32(1), cutlass.Int32(0))
-            num_parts = len(plan.p_parts)
-            first = 0
-            for part in cutlass.range_constexpr(num_parts):
-                wait(shared.signals.p_full + stream * num_parts + part, time)
-                tmem.after_wait()
+        takes = (visit >= turns.begin) & (visit < turns.end)
+        time = place.times[stream] + (visit - turns.begin) // step_of(plan)
+        begin = cutlass.Int32(0) if plan.splits_columns else turns.begin
+        adds = select(visit > begin, cutlass.Int32(1), cutlass.Int32(0))
+        for part in cutlass.range_constexpr(plan.v_parts):
+            use = (place.kv_use + visit) * plan.v_parts + part
+            stage = stage_of(use, plan.v_edge)
+            if cutlass.const_expr(stream == 0 or plan.splits_keys):
+                wait_full(shared.v, use, plan.v_edge)
+            if takes:
+                _output_part(plan, shared, starts, part, stage, stream, time, adds)
+            if cutlass.const_expr(stream == STREAMS - 1 or plan.splits_keys):
                 with cute.arch.elect_one():
-                    issue_from_tensor_memory(
-                        output_product(plan),
-                        shared.tensor_memory + plan.column("o", stream),
-                        shared.tensor_memory + plan.column("p", stream),
-                        starts.v + stage * (plan.v_edge.stage_bytes // _UNIT_BYTES),
-                        range(first // _K_STEP, (first + plan.p_parts[part]) // _K_STEP),
-                        adds,
-                    )
-                first = first + plan.p_parts[part]
-        if cutlass.const_expr(stream == STREAMS - 1 or plan.splits_keys):
+                    commit(shared.v.empty + stage)
+        if cutlass.const_expr(plan.splits_columns):
             with cute.arch.elect_one():
-                commit(shared.v.empty + stage)
-    if (index + 1) * step_of(plan) >= tile.visits:
+                commit(shared.signals.o_rests)
+    if is_last:
         with cute.arch.elect_one():
-            commit(shared.signals.o_full + stream)
+            commit(shared.signals.o_full + output)
+
+
+@cute.jit
+def _output_part(
+    plan: cutlass.Constexpr,
+    shared: SharedTiles,
+    starts: _Starts,
+    part: cutlass.Constexpr,
+    stage: cutlass.Int32,
+    stream: cutlass.Constexpr,
+    time: cutlass.Int32,
+    adds: cutlass.Int32,
+):
+    """Issue O += P V for the keys of one part of V, each part of P once it is there."""
+    num_parts = len(plan.p_parts)
+    keys = plan.tile_n // plan.v_parts
+    for p_part in cutlass.range_constexpr(num_parts):
+        p_first = sum(plan.p_parts[:p_part])
+        first = max(p_first, part * keys)
+        end = min(p_first + plan.p_parts[p_part], (part + 1) * keys)
+        if cutlass.const_expr(first < end):
+            if cutlass.const_expr(first == p_first):
+                wait(shared.signals.p_full + stream * num_parts + p_part, time)
+                tmem.after_wait()
+            with cute.arch.elect_one():
+                issue_from_tensor_memory(
+                    output_product(plan),
+                    shared.tensor_memory + plan.column("o", stream),
+                    shared.tensor_memory + plan.column("p", stream),
+                    starts.v + stage * (plan.v_edge.stage_bytes // _UNIT_BYTES),
+                    range(first // K_STEP, end // K_STEP),
+                    adds,
+                )

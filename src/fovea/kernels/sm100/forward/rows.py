@@ -13,7 +13,7 @@ import cutlass.cute as cute
 
 from fovea.kernels.device.ptx import pack_pair
 from fovea.kernels.sm100.exp2 import Pair, both, exp2_pair
-from fovea.plan.sm100 import CHUNK_COLUMNS
+from fovea.plan.sm100_tiles import CHUNK_COLUMNS
 
 _CHAINS = 4  # of dependent maxima; one alone would wait for each result
 

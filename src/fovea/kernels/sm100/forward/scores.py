@@ -16,7 +16,7 @@ from fovea.kernels.device.mod_affine import Affine
 from fovea.kernels.device.mods import ModEvaluator, ModTable, Position
 from fovea.kernels.device.ptx import hide_unless
 from fovea.kernels.device.score import Scalars, TileKind, soft_cap
-from fovea.plan.sm100 import CHUNK_COLUMNS
+from fovea.plan.sm100_tiles import CHUNK_COLUMNS
 
 # Captured values that may wait in registers for a chunk of S; more would spill.
 _PREFETCHED_REGISTERS = 32
@@ -38,12 +38,17 @@ class ScoreContext(NamedTuple):
 
 
 class TileScores:
-    """The scores of one KV tile in one row: mods and tests ready, values made chunk by chunk."""
+    """The scores of one KV tile in one row: mods and tests ready, values made chunk by chunk.
 
-    def __init__(self, plan, context: ScoreContext, at: Visit, tile: TileKind) -> None:
+    Columns count from `first` on, where the thread's part of the tile begins.
+    """
+
+    def __init__(
+        self, plan, context: ScoreContext, at: Visit, tile: TileKind, first: cutlass.Int32 | int
+    ) -> None:
         self._plan = plan
         self._context = context
-        self._first_column = at.n_idx * plan.tile_n
+        self._first_column = at.n_idx * plan.tile_n + first
         self._is_full = at.is_partial ^ cutlass.Boolean(True)
         self._mods: dict[str, ModEvaluator | None] = {}
         for name, hoisted in zip(_MODS, context.hoisted, strict=True):

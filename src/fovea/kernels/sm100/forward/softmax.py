@@ -6,8 +6,9 @@ sees a key; a warp all of whose rows have one exponentiates chunks of S as they 
 maximum, a rescaling or a word to anyone but the tensor cores. Otherwise the reference moves where
 the maximum has risen by more than LAZY_RESCALE_LOG2, and O with it (FlashAttention-4's conditional
 rescaling, arXiv 2603.05451), in tensor memory and by these threads: S being there says that O is at
-rest. Not here: the arithmetic of a row (`rows.py`). Invariant: P is told to the tensor cores part
-by part, each once a KV tile.
+rest. Where the streams share their O (`plan.splits_columns`) two threads have half a row each, and
+the same maxima and reference. Not here: the arithmetic of a row (`rows.py`). Invariant: P is told
+to the tensor cores part by part, each once a KV tile.
 """
 
 from typing import NamedTuple
@@ -34,22 +35,35 @@ from fovea.kernels.sm100.forward.rows import (
     maximum,
 )
 from fovea.kernels.sm100.forward.scores import ScoreContext, TileScores, make_score_context
-from fovea.kernels.sm100.forward.streams import Turns, num_turns, step_of, turns_of
+from fovea.kernels.sm100.forward.streams import (
+    Place,
+    Turns,
+    after,
+    num_softmax_turns,
+    softmax_step,
+    softmax_turns,
+    which,
+)
 from fovea.kernels.sm100.signals import tell, wait, wait_before
 from fovea.plan.numerics import LAZY_RESCALE_LOG2, LOG2_E
-from fovea.plan.roles import WARPGROUP_THREADS
-from fovea.plan.sm100 import CHUNK_COLUMNS, STREAM_ROWS, WARPS_PER_WARPGROUP
+from fovea.plan.roles import WARP_SIZE, WARPGROUP_THREADS
+from fovea.plan.sm100 import WARPS_PER_WARPGROUP
+from fovea.plan.sm100_tiles import CHUNK_COLUMNS, STREAM_ROWS, STREAMS
+
+_FIRST_PAIR_BARRIER = 2  # named barriers of two warps that share rows; 1 is the epilogue's
 
 
 class _Stream(NamedTuple):
-    """What stays the same over all tiles of one thread."""
+    """What stays the same over all tiles of one thread, or of one stream's tiles."""
 
     problem: Problem
     shared: SharedTiles
     state: RowState
+    group: cutlass.Int32  # the warpgroup
     stream: cutlass.Int32
     row: cutlass.Int32  # in the stream
-    s: cutlass.Int32  # addresses in tensor memory, of this warp's lanes
+    first_column: cutlass.Int32 | int  # of S: where this thread's part of a row begins
+    s: cutlass.Int32  # addresses in tensor memory, of this warp's lanes and this thread's columns
     p: cutlass.Int32
     o: cutlass.Int32
 
@@ -69,36 +83,66 @@ def run(
     statistics_full, work_empty.
     """
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    stream = warp // WARPS_PER_WARPGROUP
+    this = _stream(plan, problem, shared, warp)
+    # A stream may have no KV tile of a query tile; the epilogue reads its O all the same.
+    for first in cutlass.range_constexpr(0, _output_columns(plan), CHUNK_COLUMNS):
+        tmem.store(this.o + first, [cutlass.Float32(0.0)] * CHUNK_COLUMNS)
+    tmem.finish_stores()
+    use = cutlass.Int32(0)
+    place = Place(cutlass.Int32(0), cutlass.Int32(0))
+    item = cutlass.Int32(0)
+    work = receive(shared.work, use, plan.work_edge)
+    while is_in_all_lanes(work.tile_number != STOP):
+        if is_in_all_lanes(work.tile_number >= 0):
+            turns = softmax_turns(plan, work.walk, problem.band, this.group)
+            _query_tile(plan, this, scalars, mods, outputs, work, turns, place)
+            _hand_over(plan, this, item)
+            place = after(plan, place, turns)
+            item += 1
+        release_work(shared.work, use, plan.work_edge)
+        use += 1
+        work = receive(shared.work, use, plan.work_edge)
+
+
+def _stream(plan, problem: Problem, shared: SharedTiles, warp: cutlass.Int32) -> _Stream:
+    """Return what a thread knows before its first tile."""
+    group = warp // WARPS_PER_WARPGROUP
     first = tmem.warp_rows(shared.tensor_memory, warp % WARPS_PER_WARPGROUP)
     this = _Stream(
         problem=problem,
         shared=shared,
         state=make_state(),
-        stream=stream,
+        group=group,
+        stream=group,
         row=cute.arch.thread_idx()[0] % WARPGROUP_THREADS,
-        s=first + plan.column("s") + stream * plan.stride("s"),
-        p=first + plan.column("p") + stream * plan.stride("p"),
-        o=first + plan.column("o") + stream * plan.stride("o"),
+        first_column=0,
+        s=first + plan.column("s"),
+        p=first + plan.column("p"),
+        o=first + plan.column("o"),
     )
-    # A stream may have no KV tile of a query tile; the epilogue reads its O all the same.
-    for first in cutlass.range_constexpr(0, plan.head_dim_v, CHUNK_COLUMNS):
-        tmem.store(this.o + first, [cutlass.Float32(0.0)] * CHUNK_COLUMNS)
-    tmem.finish_stores()
-    use = cutlass.Int32(0)
-    time = cutlass.Int32(0)
-    item = cutlass.Int32(0)
-    work = receive(shared.work, use, plan.work_edge)
-    while is_in_all_lanes(work.tile_number != STOP):
-        if is_in_all_lanes(work.tile_number >= 0):
-            turns = turns_of(plan, work.walk, problem.band, stream)
-            _query_tile(plan, this, scalars, mods, outputs, work, turns, time)
-            _hand_over(plan, this, item)
-            time += num_turns(plan, turns)
-            item += 1
-        release_work(shared.work, use, plan.work_edge)
-        use += 1
-        work = receive(shared.work, use, plan.work_edge)
+    if not plan.splits_columns:
+        return _of_stream(plan, this, group)._replace(o=this.o + group * plan.stride("o"))
+    first_column = group * plan.softmax_columns
+    return this._replace(
+        first_column=first_column,
+        s=this.s + first_column,
+        p=this.p + first_column,
+        o=this.o + group * _output_columns(plan),
+    )
+
+
+def _of_stream(plan, this: _Stream, stream: cutlass.Int32) -> _Stream:
+    """Return the S and P of a stream, given those of the first."""
+    return this._replace(
+        stream=stream,
+        s=this.s + stream * plan.stride("s"),
+        p=this.p + stream * plan.stride("p"),
+    )
+
+
+def _output_columns(plan) -> int:
+    """Return the columns of O that a thread rescales."""
+    return plan.head_dim_v // (STREAMS if plan.splits_columns else 1)
 
 
 @cute.jit
@@ -110,50 +154,60 @@ def _query_tile(
     outputs: Outputs,
     work: Work,
     turns: Turns,
-    first_time: cutlass.Int32,
+    place: Place,
 ):
     """Do the softmax of one query tile's row, on the KV tiles of this stream."""
     walk = work.walk
     band = this.problem.band
     q_idx = walk.m_idx * plan.tile_m + this.row
     if cutlass.const_expr(not plan.splits_keys):
-        q_idx = q_idx + this.stream * STREAM_ROWS
+        q_idx = q_idx + this.group * STREAM_ROWS
     context = make_score_context(plan, q_idx, walk, band, scalars, mods)
     state = this.state
     begin(state)
     last = walk.visits - 1
     n_idx = kv_tile(walk, cutlass.min(turns.begin, last), this.problem.block_lists, plan)
-    for index in cutlass.range(num_turns(plan, turns), unroll=1):
-        visit = turns.begin + step_of(plan) * index
+    for index in cutlass.range(num_softmax_turns(plan, turns), unroll=1):
+        step = softmax_step(plan)
+        visit = turns.begin + step * index
         at = _visit(plan, walk, turns, visit, n_idx)
         # Of block lists from memory: asked for a whole KV tile before it is needed.
-        following = cutlass.min(visit + step_of(plan), last)
-        n_idx = kv_tile(walk, following, this.problem.block_lists, plan)
-        time = first_time + index
-        wait(this.shared.signals.s_full + this.stream, time)
+        n_idx = kv_tile(walk, cutlass.min(visit + step, last), this.problem.block_lists, plan)
+        stream, time = which(plan, place, this.group, index)
+        if cutlass.const_expr(plan.splits_columns):
+            here = _of_stream(plan, this, stream)
+        else:
+            here = this
+        done = place.first + index  # products before this one
+        wait(this.shared.signals.s_full + stream, time)
         tmem.after_wait()
         if cutlass.const_expr(plan.is_optimistic):
             lacks_reference = state.row_max[0] == -cutlass.Float32.inf
             if cute.arch.vote_any_sync(lacks_reference) | (work.is_redo != 0):
-                _seeking_step(plan, this, context, at, time, work.is_redo, TileKind.ANY)
+                _seeking_step(plan, here, context, at, done, work.is_redo, TileKind.ANY)
             elif _is_hidden_in(plan, at, by_position=True):
-                _keeping_step(plan, this, context, at, time, TileKind.ANY)
+                _keeping_step(plan, here, context, at, TileKind.ANY)
             elif _is_hidden_in(plan, at, by_position=False):
-                _keeping_step(plan, this, context, at, time, TileKind.MASKED)
+                _keeping_step(plan, here, context, at, TileKind.MASKED)
             else:
-                _keeping_step(plan, this, context, at, time, TileKind.PLAIN)
+                _keeping_step(plan, here, context, at, TileKind.PLAIN)
         else:
             moves = cutlass.Int32(1)
             if at.is_cut | at.is_partial:
-                _seeking_step(plan, this, context, at, time, moves, TileKind.ANY)
+                _seeking_step(plan, here, context, at, done, moves, TileKind.ANY)
             else:
-                _seeking_step(plan, this, context, at, time, moves, TileKind.PLAIN)
+                _seeking_step(plan, here, context, at, done, moves, TileKind.PLAIN)
     if cutlass.const_expr(plan.features.max_score):
         if cutlass.const_expr(not plan.features.modifies_score):
             state.row_max[0] = state.row_max[0] * scalars.scale
         if cutlass.const_expr(not plan.joins_maxima):
-            if q_idx < band.seqlen_q:
+            if (q_idx < band.seqlen_q) & _is_of_first_group(plan, this):
                 outputs.mMaxScore[walk.batch, walk.head, q_idx] = state.row_max[0]
+
+
+def _is_of_first_group(plan, this: _Stream) -> cutlass.Boolean | bool:
+    """Return whether a thread speaks for its row; two that share one know the same."""
+    return this.group == 0 if plan.splits_columns else True
 
 
 def _visit(plan, walk: Walk, turns: Turns, visit: cutlass.Int32, n_idx: cutlass.Int32) -> Visit:
@@ -181,32 +235,55 @@ def _seeking_step(
     this: _Stream,
     context: ScoreContext,
     at: Visit,
-    time: cutlass.Int32,
+    done: cutlass.Int32,
     moves: cutlass.Int32,
     tile: cutlass.Constexpr,
 ):
     """Exponentiate a tile, the row's maximum found first; with `moves`, past the first tile too."""
     state = this.state
-    scores = TileScores(plan, context, at, tile)
+    scores = TileScores(plan, context, at, tile, this.first_column)
     started = []
-    for first in cutlass.range_constexpr(0, plan.tile_n, CHUNK_COLUMNS):
+    for first in cutlass.range_constexpr(0, plan.softmax_columns, CHUNK_COLUMNS):
         started.append(tmem.start_load(this.s + first, CHUNK_COLUMNS))
     values = []
     for index in cutlass.range_constexpr(len(started)):
         chunk = tmem.finish_load(started[index])
         values = values + scores.apply(chunk, index * CHUNK_COLUMNS)
     scale = exponent_scale(plan, context.scalars)
-    factor = _new_reference(state, maximum(values), scale, moves)
+    tile_max = maximum(values)
+    if cutlass.const_expr(plan.splits_columns):
+        tile_max = _of_both_halves(this, tile_max, done)
+    factor = _new_reference(state, tile_max, scale, moves)
     if cute.arch.vote_any_sync(factor != 1.0):
+        if cutlass.const_expr(plan.splits_columns):
+            # The product before this one. The next one waits for this P, so that none is missed.
+            wait(this.shared.signals.o_rests, done - 1)
+            tmem.after_wait()
         _rescale(plan, this, factor)
     state.row_sum[0] = state.row_sum[0] * factor
     total = both(0.0)
     exponents = Exponents(scale, -state.reference[0])
-    for first in cutlass.range_constexpr(0, plan.tile_n, CHUNK_COLUMNS):
+    for first in cutlass.range_constexpr(0, plan.softmax_columns, CHUNK_COLUMNS):
         chunk = values[first : first + CHUNK_COLUMNS]
         packed, total = exponentiate(plan, chunk, first, exponents, total)
-        _give(plan, this, packed, first, time)
+        _give(plan, this, packed, first)
     state.row_sum[0] = state.row_sum[0] + (total[0] + total[1])
+
+
+def _of_both_halves(
+    this: _Stream, own_max: cutlass.Float32, done: cutlass.Int32
+) -> cutlass.Float32:
+    """Return the larger maximum of the two threads that share a row.
+
+    Slots are used in turn. S two tiles on, with which one is written again, is there only once both
+    threads have told of this tile's P.
+    """
+    slot = done & 1
+    maxima = this.shared.maxima
+    maxima[slot, this.group, this.row] = own_max
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
+    cute.arch.barrier(barrier_id=_FIRST_PAIR_BARRIER + warp, number_of_threads=2 * WARP_SIZE)
+    return larger(own_max, maxima[slot, this.group ^ 1, this.row])
 
 
 def _new_reference(
@@ -230,7 +307,7 @@ def _new_reference(
 
 def _rescale(plan, this: _Stream, factor: cutlass.Float32) -> None:
     """Multiply the row of O, which no product touches until P is told."""
-    for first in range(0, plan.head_dim_v, CHUNK_COLUMNS):
+    for first in range(0, _output_columns(plan), CHUNK_COLUMNS):
         values = tmem.load(this.o + first, CHUNK_COLUMNS)
         tmem.store(this.o + first, [value * factor for value in values])
 
@@ -241,12 +318,11 @@ def _keeping_step(
     this: _Stream,
     context: ScoreContext,
     at: Visit,
-    time: cutlass.Int32,
     tile: cutlass.Constexpr,
 ):
     """Exponentiate a tile chunk by chunk, relative to the reference that the row has."""
     state = this.state
-    scores = TileScores(plan, context, at, tile)
+    scores = TileScores(plan, context, at, tile, this.first_column)
     addend = scores.addend() if tile is TileKind.PLAIN else None
     if cutlass.const_expr(addend is None):
         exponents = Exponents(exponent_scale(plan, context.scalars), -state.reference[0])
@@ -258,27 +334,26 @@ def _keeping_step(
         )
     total: Pair = both(0.0)
     coming = tmem.start_load(this.s, CHUNK_COLUMNS)
-    for first in cutlass.range_constexpr(0, plan.tile_n, CHUNK_COLUMNS):
+    for first in cutlass.range_constexpr(0, plan.softmax_columns, CHUNK_COLUMNS):
         if cutlass.const_expr(addend is None):
             scores.prefetch(first)
         values = tmem.finish_load(coming)
-        if cutlass.const_expr(first + CHUNK_COLUMNS < plan.tile_n):
+        if cutlass.const_expr(first + CHUNK_COLUMNS < plan.softmax_columns):
             coming = tmem.start_load(this.s + first + CHUNK_COLUMNS, CHUNK_COLUMNS)
         if cutlass.const_expr(addend is None):
             values = scores.apply(values, first)
         packed, total = exponentiate(plan, values, first, exponents, total)
-        _give(plan, this, packed, first, time)
+        _give(plan, this, packed, first)
     state.row_sum[0] = state.row_sum[0] + (total[0] + total[1])
 
 
-def _give(
-    plan, this: _Stream, packed: list[cutlass.Int32], first: int, time: cutlass.Int32
-) -> None:
-    """Store a chunk of P; tell the tensor cores where a part ends with it."""
+def _give(plan, this: _Stream, packed: list[cutlass.Int32], first: int) -> None:
+    """Store a chunk of P; tell the tensor cores where a part, or this thread's share, ends."""
     tmem.store(this.p + first // 2, packed)
     end = first + CHUNK_COLUMNS
-    for part in range(len(plan.p_parts)):
-        if sum(plan.p_parts[: part + 1]) == end:
+    parts = (plan.softmax_columns,) if plan.splits_columns else plan.p_parts
+    for part in range(len(parts)):
+        if sum(parts[: part + 1]) == end:
             tmem.finish_stores()
             tell(this.shared.signals.p_full + this.stream * len(plan.p_parts) + part)
 
@@ -287,9 +362,9 @@ def _give(
 def _hand_over(plan: cutlass.Constexpr, this: _Stream, item: cutlass.Int32):
     """Give the row's numbers to the epilogue."""
     signals = this.shared.signals
-    wait_before(signals.statistics_empty + this.stream, item)
-    this.shared.statistics[0, this.stream, this.row] = this.state.row_sum[0]
-    this.shared.statistics[1, this.stream, this.row] = this.state.reference[0]
+    wait_before(signals.statistics_empty + this.group, item)
+    this.shared.statistics[0, this.group, this.row] = this.state.row_sum[0]
+    this.shared.statistics[1, this.group, this.row] = this.state.reference[0]
     if cutlass.const_expr(plan.joins_maxima):
-        this.shared.statistics[2, this.stream, this.row] = this.state.row_max[0]
-    tell(signals.statistics_full + this.stream)
+        this.shared.statistics[2, this.group, this.row] = this.state.row_max[0]
+    tell(signals.statistics_full + this.group)

@@ -1,8 +1,9 @@
 """Which KV tiles of a walk a stream takes: those that its rows see, or every other one.
 
-Lives here: the arithmetic that the softmax and the MMA role share. Not here: the walk itself
-(`device/kv_walk.py`). Invariant: if the streams split the keys, every visit of a walk belongs to
-one stream; else a stream takes an unbroken run of visits, which may be empty.
+Lives here: the arithmetic that the softmax and the MMA role share, and which stream's S a softmax
+warpgroup takes next. Not here: the walk itself (`device/kv_walk.py`). Invariant: if the streams
+split the keys, every visit of a walk belongs to one stream; else a stream takes an unbroken run of
+visits, which may be empty.
 """
 
 from typing import NamedTuple
@@ -12,7 +13,8 @@ import cutlass.cute as cute
 
 from fovea.kernels.device.kv_walk import Walk
 from fovea.kernels.device.masking import Band, tile_span
-from fovea.plan.sm100 import STREAM_ROWS, STREAMS
+from fovea.kernels.device.values import select
+from fovea.plan.sm100_tiles import STREAM_ROWS, STREAMS
 
 
 class Turns(NamedTuple):
@@ -53,3 +55,48 @@ def num_turns(plan, turns: Turns) -> cutlass.Int32:
     """Return how many visits a stream has."""
     step = step_of(plan)
     return (turns.end - turns.begin + (step - 1)) // step
+
+
+class Place(NamedTuple):
+    """How many KV tiles a softmax warpgroup has done before a query tile.
+
+    Where it takes those of both streams, `second` says how many came in the second's S; the first
+    one's are the rest.
+    """
+
+    first: cutlass.Int32
+    second: cutlass.Int32
+
+
+def softmax_turns(plan, walk: Walk, band: Band, group: cutlass.Int32) -> Turns:
+    """Return the visits of a walk that a softmax warpgroup takes."""
+    if plan.splits_columns:
+        return Turns(cutlass.Int32(0), walk.visits, walk.plain_begin, walk.plain_end)
+    return turns_of(plan, walk, band, group)
+
+
+def softmax_step(plan) -> int:
+    """Return how many visits of the walk lie between two of a softmax warpgroup."""
+    return 1 if plan.splits_columns else step_of(plan)
+
+
+def num_softmax_turns(plan, turns: Turns) -> cutlass.Int32:
+    """Return how many visits a softmax warpgroup has."""
+    return turns.end - turns.begin if plan.splits_columns else num_turns(plan, turns)
+
+
+def which(
+    plan, place: Place, group: cutlass.Int32, index: cutlass.Int32
+) -> tuple[cutlass.Int32, cutlass.Int32]:
+    """Return the stream whose S a warpgroup's index-th visit takes, and which one of it that is."""
+    if not plan.splits_columns:
+        return group, place.first + index
+    stream = index & 1
+    before = select(stream == 0, place.first - place.second, place.second)
+    return stream, before + index // STREAMS
+
+
+def after(plan, place: Place, turns: Turns) -> Place:
+    """Return the place behind a query tile."""
+    visits = num_softmax_turns(plan, turns)
+    return Place(place.first + visits, place.second + visits // STREAMS)
