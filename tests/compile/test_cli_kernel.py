@@ -1,7 +1,5 @@
 """The resource table of a real kernel, and `fovea compile`."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -19,8 +17,8 @@ pytest.importorskip("rich", reason="the extra cli is not installed")
 SHAPE = Shape(batch=1, heads_q=1, heads_kv=1, seqlen_q=64, seqlen_kv=64, head_dim=64, head_dim_v=64)
 
 
-def _problem(shape=SHAPE):
-    call = Call(shape=shape, dtype=torch.bfloat16, keywords={})
+def _problem(shape=SHAPE, dtype=torch.bfloat16):
+    call = Call(shape=shape, dtype=dtype, keywords={})
     return make_dense(*call.make_inputs(torch.device("cpu")), Request(causal=True))
 
 
@@ -50,10 +48,9 @@ def test_kernel_is_compiled_once_and_its_table_tells_its_record():
     assert (counts.local_accesses == 0) == (local_bytes == 0)
 
 
-def test_architecture_without_a_kernel_raises_with_the_way_out():
-    wide = replace(SHAPE, head_dim=256, head_dim_v=256)
-    with pytest.raises(UnsupportedError, match=r"sm100.*reference"):
-        compile_forward(_problem(wide), SM100)
+def test_call_without_a_kernel_raises_with_the_way_out():
+    with pytest.raises(UnsupportedError, match=r"float32.*reference"):
+        compile_forward(_problem(dtype=torch.float32), SM100)
 
 
 @pytest.mark.slow  # compiles every variant of the call
