@@ -1,7 +1,9 @@
-"""cvt: between integers, floats, halves, fp8 and the packed formats; cvt.pack.
+"""cvt: between integers, floats and halves; cvt.pack.
 
-Source: PTX ISA 9.7.9.21-22. Invariant: every conversion rounds once; NaN becomes 0 in integers
-(the least value's complement in none: PTX says 0) and the canonical NaN in floats.
+Lives here: conversions of 16 bits and more. Not here: tf32, fp8, fp6, fp4, exponents and stochastic
+rounding (`narrow_conversion.py`). Source: PTX ISA 9.7.9.21-22.
+Invariant: every conversion rounds once; NaN becomes 0 in integers (the least value's complement in
+none: PTX says 0) and the canonical NaN in floats.
 """
 
 from collections.abc import Callable
@@ -183,7 +185,7 @@ def cvt_float_to_integer(ins: Instruction) -> Inline:
 
 @instruction("cvt.rnd{.ftz}{.sat}.type.type d, a", "cvt.rnd{.ftz}{.sat}.dtype.atype d, a",
              source="PTX ISA 9.7.9.21", evidence="manual-only", rnd=_TO_INTEGER,
-             dtype="f16 f32 f64", atype="f16 f32 f64", type="")  # fmt: skip
+             dtype="f16 bf16 f32 f64", atype="f16 bf16 f32 f64", type="")  # fmt: skip
 def cvt_to_integral_float(ins: Instruction) -> Inline:
     """d = a rounded to an integral value."""
     dtype, atype = ins["dtype"], ins["atype"]
@@ -193,6 +195,9 @@ def cvt_to_integral_float(ins: Instruction) -> Inline:
     has_ftz, has_sat = ins.has("ftz"), ins.has("sat")
 
     def function(a: Array) -> Array:
+        if dtype == "bf16":
+            whole = rounding(fp.bf16_to_f32(a.view(np.uint16)))  # exact: it drops fraction bits
+            return fp.f32_to_bf16(fp.saturate(whole) if has_sat else whole).view(a.dtype)
         if has_ftz:
             a = fp.flush_f32(a)
         result = rounding(a)
@@ -294,125 +299,7 @@ def cvt_packed_half(ins: Instruction) -> Inline:
     return ins.assign("d", f"{name}({ins.src('a', 'f32')}, {ins.src('b', 'f32')})", "b32")
 
 
-# --- tf32, fp8 and smaller ------------------------------------------------------------------------
-
-
-@instruction("cvt.rnd{.satfinite}.tf32.f32 d, a", "cvt.rnd.relu{.satfinite}.tf32.f32 d, a",
-             source="PTX ISA 9.7.9.21", evidence="manual-only", rnd="rna rn rz")  # fmt: skip
-def cvt_tf32(ins: Instruction) -> Inline:
-    """d = a rounded to tf32."""
-    mode = ins["rnd"]
-
-    def function(a: Array) -> Array:
-        if ins.has("relu"):
-            a = np.where(np.isnan(a) | (a > 0), a, np.float32(0))
-        result = fp.f32_to_tf32(a, mode)
-        if ins.has("satfinite"):
-            finite = np.uint32(0x7F7FE000)
-            sign = result & np.uint32(0x80000000)
-            result = np.where((result & 0x7FFFFFFF) == 0x7F800000, sign | finite, result)
-        return result
-
-    name = ins.program.bind(function, "cvt")
-    return ins.assign("d", f"{name}({ins.src('a', 'f32')})", "b32")
-
-
-_FP8 = "e4m3x2 e5m2x2"
-_SMALL = "e2m1x2 e2m3x2 e3m2x2"
-
-
-@instruction("cvt.rn.satfinite{.relu}.dtype.f32 d, a, b", source="PTX ISA 9.7.9.21",
-             evidence="manual-only", dtype=f"{_FP8} {_SMALL}")  # fmt: skip
-def cvt_to_small_pair(ins: Instruction) -> Inline:
-    """d = (a in the high, b in the low element) of an 8-bit or smaller float format."""
-    kind = ins["dtype"][:-2]
-    narrow, relu = fp.SMALL_FLOATS[kind].narrow_saturating, ins.has("relu")
-    bits = 4 if kind == "e2m1" else 8
-
-    def function(a: Array, b: Array) -> Array:
-        high = narrow(a, relu).astype(np.uint16) << bits
-        return (high | narrow(b, relu)).astype(np.uint8 if bits == 4 else np.uint16)
-
-    name = ins.program.bind(function, "cvt")
-    sources = f"{ins.src('a', 'f32')}, {ins.src('b', 'f32')}"
-    return ins.assign("d", f"{name}({sources})", "b8" if bits == 4 else "b16")
-
-
-@instruction("cvt.rn.satfinite{.relu}.dtype.atype d, a", source="PTX ISA 9.7.9.21",
-             evidence="manual-only", dtype=_FP8, atype="f16x2 bf16x2")  # fmt: skip
-def cvt_half_pair_to_fp8(ins: Instruction) -> Inline:
-    """d = two fp8 values from two halves."""
-    small, relu = fp.SMALL_FLOATS[ins["dtype"][:-2]], ins.has("relu")
-    widen = fp.half_to_f32[ins["atype"][:-2]]
-
-    def function(a: Array) -> Array:
-        return small.narrow_saturating(widen(a.view(np.uint16)), relu).view(np.uint16)
-
-    name = ins.program.bind(function, "cvt")
-    return ins.assign("d", f"{name}({ins.src('a', 'b32')})", "b16")
-
-
-@instruction("cvt.rn{.relu}.dtype.atype d, a", source="PTX ISA 9.7.9.21", evidence="manual-only",
-             dtype="f16x2", atype=f"{_FP8} e2m3x2 e3m2x2")  # fmt: skip
-def cvt_fp8_pair_to_half(ins: Instruction) -> Inline:
-    """d = two f16 values from two fp8 or fp6 values, exactly."""
-    small, relu = fp.SMALL_FLOATS[ins["atype"][:-2]], ins.has("relu")
-    # 6-bit elements sit in the low bits of a byte
-    mask = np.uint8(0xFF if ins["atype"] in _FP8 else 0x3F)
-
-    def function(a: Array) -> Array:
-        value = small.widen(a.view(np.uint8) & mask)
-        if relu:
-            value = np.where(np.isnan(value) | (value > 0), value, np.float32(0))
-        return fp.f32_to_f16(value).view(np.uint32)
-
-    name = ins.program.bind(function, "cvt")
-    return ins.assign("d", f"{name}({ins.src('a', 'b16')})", "b32")
-
-
-@instruction("cvt.rn{.relu}.f16x2.e2m1x2 d, a", source="PTX ISA 9.7.9.21", evidence="manual-only")
-def cvt_fp4_pair_to_half(ins: Instruction) -> Inline:
-    """d = two f16 values from the two e2m1 values of a byte, exactly."""
-    relu = ins.has("relu")
-
-    def function(a: Array) -> Array:
-        codes = np.stack((a & 15, a >> 4), axis=1)
-        value = fp.E2M1.widen(codes)
-        if relu:
-            value = np.where(value > 0, value, np.float32(0))
-        return value.astype(np.float16).view(np.uint32).ravel()
-
-    name = ins.program.bind(function, "cvt")
-    return ins.assign("d", f"{name}({ins.src('a', 'b8')})", "b32")
-
-
-@instruction("cvt.rnd{.satfinite}.ue8m0x2.f32 d, a, b", source="PTX ISA 9.7.9.21",
-             evidence="manual-only", rnd="rz rp")  # fmt: skip
-def cvt_to_ue8m0(ins: Instruction) -> Inline:
-    """d = exponents of |a| (high byte) and |b|."""
-    up = ins["rnd"] == "rp"
-
-    def one(value: Array) -> Array:
-        pattern = value.view(np.uint32) & np.uint32(0x7FFFFFFF)
-        exponent = (pattern >> 23).astype(np.int64)
-        exponent += up & ((pattern & 0x7FFFFF) != 0)
-        return np.where(np.isnan(value), 255, np.clip(exponent, 0, 254)).astype(np.uint16)
-
-    name = ins.program.bind_function(lambda a, b: one(a) << np.uint16(8) | one(b), "cvt")
-    return ins.assign("d", f"{name}({ins.src('a', 'f32')}, {ins.src('b', 'f32')})", "b16")
-
-
-@instruction("cvt.rn.bf16x2.ue8m0x2 d, a", source="PTX ISA 9.7.9.21", evidence="manual-only")
-def cvt_from_ue8m0(ins: Instruction) -> Inline:
-    """d = two bf16 powers of two, exactly."""
-
-    def function(a: Array) -> Array:
-        exponent = a.view(np.uint8).astype(np.uint16)
-        half = np.where(exponent == 0, np.uint16(0x40), exponent << np.uint16(7))
-        return np.where(exponent == 255, np.uint16(0x7FFF), half).astype(np.uint16).view(np.uint32)
-
-    name = ins.program.bind(function, "cvt")
-    return ins.assign("d", f"{name}({ins.src('a', 'b16')})", "b32")
+# --- packed integers ---------------------------------------------------------------------------
 
 
 @instruction("cvt.pack.sat.dtype.s32 d, a, b", source="PTX ISA 9.7.9.22", evidence="manual-only",
@@ -430,15 +317,18 @@ def cvt_pack(ins: Instruction) -> Inline:
 
 
 @instruction("cvt.pack.sat.dtype.s32.b32 d, a, b, c", source="PTX ISA 9.7.9.22",
-             evidence="manual-only", dtype="u8 s8")  # fmt: skip
-def cvt_pack_bytes(ins: Instruction) -> Inline:
-    """d = c shifted up by two bytes, with a and b clamped in the low bytes."""
-    low, high = _limits(ins["dtype"])
+             evidence="manual-only", dtype="u8 s8 u4 s4 u2 s2")  # fmt: skip
+def cvt_pack_small(ins: Instruction) -> Inline:
+    """d = c shifted up by two elements, with a and b clamped in the lowest ones."""
+    bits = int(ins["dtype"][1:])
+    is_signed = ins["dtype"][0] == "s"
+    low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if is_signed else (0, (1 << bits) - 1)
+    ones = (1 << bits) - 1
 
     def function(a: Array, b: Array, c: Array) -> Array:
-        upper = (np.clip(a, low, high).astype(np.int64) & 0xFF) << 8
-        pair = upper | np.clip(b, low, high).astype(np.int64) & 0xFF
-        return ((c.astype(np.int64) << 16 | pair) & 0xFFFFFFFF).astype(np.uint32)
+        upper = (np.clip(a, low, high).astype(np.int64) & ones) << bits
+        pair = upper | np.clip(b, low, high).astype(np.int64) & ones
+        return ((c.astype(np.int64) << 2 * bits | pair) & 0xFFFFFFFF).astype(np.uint32)
 
     name = ins.program.bind(function, "cvt")
     sources = f"{ins.src('a', 's32')}, {ins.src('b', 's32')}, {ins.src('c', 'u32')}"
