@@ -232,6 +232,7 @@ def copies() -> Iterator[BlockCase]:
         body += f"{registers('d', columns)}, [%r30];\n{WAIT_LD}{text}" + dealloc(32)
         whole = np.concatenate([matrix[32 * g : 32 * g + 32] for g in groups])
         yield launch(form, body, whole.T, COPY, inputs=words(operand.raw))
+    yield from narrow_copies()
     body = INIT_BARRIERS + alloc(32) + number_cells(32)
     body += "    bar.sync 0;\n    add.u32 %r29, %r31, 2097152;\n"
     body += f"    @%first tcgen05.shift.cta_group::1.down [%r29];\n{COMMIT}" + wait("shifted")
@@ -243,6 +244,44 @@ def copies() -> Iterator[BlockCase]:
     name = "tcgen05.shift.cta_group::1.down"
     source = "PTX ISA 9.7.16.9.3 (which rows move is inferred)"
     yield launch(name, body + text + dealloc(32), expected, source)
+
+
+def narrow_copies() -> Iterator[BlockCase]:
+    """tcgen05.cp of four rows, one a warp, and with decompression."""
+    rng = np.random.default_rng(5)
+    for shape, rows, source, bits in (
+        ("4x256b", 4, "", 8), ("128x128b", 128, ".b8x16.b6x16_p32", 6),
+        ("128x256b", 128, ".b8x16.b4x16_p64", 4),
+    ):  # fmt: skip
+        form = f"tcgen05.cp.cta_group::1.{shape}{source}"
+        width = 16 if "x128b" in shape else 32
+        codes = rng.integers(0, 1 << bits, (rows, width))
+        raw = np.zeros((rows, width), np.uint8)
+        for row in range(rows):
+            for chunk in range(width // 16):
+                packed = 0
+                for n in range(16):
+                    packed |= int(codes[row, 16 * chunk + n]) << bits * n
+                packed |= int(rng.integers(1 << 8)) << 120 if bits < 8 else 0  # padding: anything
+                raw[row, 16 * chunk : 16 * chunk + 16] = np.frombuffer(
+                    packed.to_bytes(16, "little"), np.uint8
+                )
+        stored = np.zeros((8, width), np.uint8)
+        operand = k_major(np.concatenate([raw, stored])[: max(rows, 8)], 0)
+        body = INIT_BARRIERS + alloc(32) + number_cells(32) + fill(operand.raw.nbytes)
+        body += "    fence.proxy.async.shared::cta;\n    bar.sync 0;\n"
+        body += "    shr.u32 %t, %smem, 4;\n    cvt.u64.u32 %a, %t;\n"
+        body += f"    or.b64 %w0, %a, {operand.tcgen05_fields()};\n"
+        body += f"    @%first {form} [%r31], %w0;\n{COMMIT}" + wait("copied")
+        columns = width // 4
+        text, _ = store_some(columns)
+        body += f"    tcgen05.ld.sync.aligned.32x32b.x{columns}.b32 "
+        body += f"{registers('d', columns)}, [%r30];\n{WAIT_LD}{text}" + dealloc(32)
+        cells = (1024 * np.arange(128)[:, None] + np.arange(columns)).astype(np.uint32)
+        octets = (codes << (2 if bits == 4 else 0)).astype(np.uint8)
+        cells[:: 128 // rows] = octets.view(np.uint32)
+        yield launch(form, body, cells.T, f"{COPY} and .9.1 (lanes and bits inferred)",
+                     inputs=words(operand.raw))  # fmt: skip
 
 
 def every_case() -> Iterator[BlockCase]:

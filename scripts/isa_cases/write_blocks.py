@@ -19,6 +19,7 @@ import block_barriers
 import block_conversions
 import block_copies
 import block_matrices
+import block_sparse
 import block_tcgen05
 import block_tensors
 import block_tmem
@@ -33,7 +34,7 @@ def every_case() -> Iterator[BlockCase]:
     """Yield all block cases."""
     for module in (
         block_accesses, block_copies, block_tensors, block_barriers, block_matrices, block_wgmma,
-        block_tmem, block_tcgen05, block_conversions,
+        block_tmem, block_tcgen05, block_conversions, block_sparse,
     ):  # fmt: skip
         yield from module.every_case()
 

@@ -47,6 +47,7 @@ class Product:
     a_is_k_major: bool
     b_is_k_major: bool
     saturates: bool
+    selector: int | None = None  # of the sparsity metadata (None: A is dense)
 
     @property
     def flops(self) -> int:
@@ -171,7 +172,8 @@ class RegisterFence:
 class Ticket:
     """One product of a warpgroup: issued by its warps one after the other, then done."""
 
-    __slots__ = ("a_values", "accumulator", "clocks", "operands", "operation", "product", "warps")
+    __slots__ = ("a_values", "accumulator", "clocks", "metadata", "operands", "operation",
+                 "product", "warps")  # fmt: skip
 
     def __init__(self, product: Product, operands: tuple[int, int, bool]):
         self.product = product
@@ -179,6 +181,7 @@ class Ticket:
         self.warps: list[Any] = [None] * WARPS
         self.a_values: list[list[Any] | None] = [None] * WARPS
         self.clocks: list[Clock | None] = [None] * WARPS
+        self.metadata: list[Array | None] = [None] * WARPS  # of a sparse A
         self.accumulator = Accumulator(product, self)
         self.operation: Operation | None = None
 

@@ -1,11 +1,12 @@
 """mma.sync: matrix multiply-accumulate of one warp.
 
-Lives here: fragments of the m16n8 shapes and m8n8k4. Not here: accumulation (`arithmetic/`),
-wgmma and tcgen05. Invariant: fragments are gathered to whole matrices, multiplied, scattered.
+Lives here: fragments of the m16n8 shapes and m8n8k4, dense and sparse. Not here: accumulation
+(`arithmetic/`), places of sparsity metadata (`layout/sparsity.py`), wgmma and tcgen05.
+Invariant: fragments are gathered to whole matrices, multiplied, scattered.
 Source: PTX ISA 9.7.15.5 (fragment figures).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -21,6 +22,13 @@ from fovea.emulator.arithmetic.formats import to_float32
 from fovea.emulator.errors import IllegalOperand
 from fovea.emulator.isa import instruction
 from fovea.emulator.isa.instruction import ALL_LANES, Array, Decoded, Instruction
+from fovea.emulator.layout.sparsity import (
+    DISTINCT,
+    ONE_OF_TWO,
+    ORDERED,
+    codes_from_registers,
+    expand,
+)
 from fovea.emulator.ptx.types import LANES
 
 _COLUMNS = 8
@@ -97,6 +105,40 @@ def _expect(ins: Instruction, name: str, count: int) -> None:
 _SOURCE = "PTX ISA 9.7.15.5.14"
 
 
+def _sparse(
+    shape: str, satfinite: str = "", **types: str
+) -> Callable[[Callable[[Instruction], Decoded]], Callable[[Instruction], Decoded]]:
+    """Register a decoder for the sparse forms of some shapes."""
+    form = f"sync.aligned.shape.row.col{satfinite}.dtype.atype.btype.ctype d, a, b, c, e, f"
+    return instruction(
+        f"mma.sp.{form}", f"mma.sp::ordered_metadata.{form}",
+        source="PTX ISA 9.7.15.5.15", evidence="inferred", kind="mma", shape=shape, **types,
+    )  # fmt: skip
+
+
+def _whole_a(ins: Instruction, depth: int) -> Callable[[Any, Array], Array] | None:
+    """Return what makes a packed sparse A whole, or None in a dense form."""
+    if "e" not in ins.operands:
+        return None
+    read, selector = ins.read("e", "b32"), ins.immediate("f")
+    chunks = depth // (2 if ins["atype"] == "tf32" else 4)
+    allowed = ORDERED if ".sp::ordered_metadata" in ins.opcode else DISTINCT
+    allowed = ONE_OF_TWO if ins["atype"] == "tf32" else allowed
+    try:
+        codes_from_registers(np.zeros(LANES, np.uint32), selector, chunks)
+    except ValueError as error:
+        raise ins.error(str(error)) from error
+
+    def whole(w: Any, packed: Array) -> Array:
+        codes = codes_from_registers(read(w).view(np.uint32), selector, chunks)
+        try:
+            return expand(packed, codes, allowed)
+        except ValueError as error:
+            raise IllegalOperand(str(error), w.where(ins)) from error
+
+    return whole
+
+
 @instruction("mma.sync.aligned.shape.row.col.dtype.atype.btype.ctype d, a, b, c",
              source=_SOURCE, evidence="manual-only", kind="mma", shape="m16n8k8 m16n8k16",
              dtype="f16 f32", atype="f16", btype="f16", ctype="f16 f32")  # fmt: skip
@@ -110,10 +152,15 @@ _SOURCE = "PTX ISA 9.7.15.5.14"
              "mma.sync.aligned.shape.row.col.kind::f8f6f4.dtype.atype.btype.ctype d, a, b, c",
              source=_SOURCE, evidence="manual-only", kind="mma", shape="m16n8k16 m16n8k32",
              dtype="f16 f32", atype="e4m3 e5m2", btype="e4m3 e5m2", ctype="f16 f32")  # fmt: skip
+@_sparse("m16n8k16 m16n8k32", dtype="f16 f32", atype="f16", btype="f16", ctype="f16 f32")
+@_sparse("m16n8k16 m16n8k32", dtype="f32", atype="bf16", btype="bf16", ctype="f32")
+@_sparse("m16n8k8 m16n8k16", dtype="f32", atype="tf32", btype="tf32", ctype="f32")
+@_sparse("m16n8k64", dtype="f16 f32", atype="e4m3 e5m2", btype="e4m3 e5m2", ctype="f16 f32")
 def mma_float(ins: Instruction) -> Decoded:
     """d = a * b + c in floats."""
     size, depth = _BYTES[ins["atype"]], int(ins["shape"].partition("k")[2])
-    _expect(ins, "a", 16 * depth * size // 128)
+    whole = _whole_a(ins, depth)
+    _expect(ins, "a", 16 * depth * size // (128 if whole is None else 256))
     _expect(ins, "b", 8 * depth * size // 128)
     half_c, half_d = ins["ctype"] == "f16", ins["dtype"] == "f16"
     _expect(ins, "c", 2 if half_c else 4)
@@ -127,7 +174,8 @@ def mma_float(ins: Instruction) -> Decoded:
 
     def run(w: Any, mask: Array) -> None:
         _check(ins, w, mask)
-        a = to_float32(gather_a(read_a(w), raw, 16), ins["atype"])
+        packed = gather_a(read_a(w), raw, 16)
+        a = to_float32(packed if whole is None else whole(w, packed), ins["atype"])
         b = to_float32(gather_b(read_b(w), raw), ins["btype"])
         c = _half_c(read_c(w)) if half_c else gather_c(read_c(w), 16, np.float32)
         if half_d:
@@ -166,11 +214,14 @@ def _half_d(matrix: Array) -> list[Array]:
 @instruction("mma.sync.aligned.shape.row.col{.satfinite}.s32.atype.btype.s32 d, a, b, c",
              source=_SOURCE, evidence="manual-only", kind="mma", shape="m8n8k16",
              atype="s8 u8", btype="s8 u8")  # fmt: skip
+@_sparse("m16n8k32 m16n8k64", "{.satfinite}", dtype="s32", atype="s8 u8", btype="s8 u8",
+         ctype="s32")  # fmt: skip
 def mma_integer(ins: Instruction) -> Decoded:
     """d = a * b + c in 8-bit integers."""
     rows = int(ins["shape"][1:].partition("n")[0])
     depth = int(ins["shape"].partition("k")[2])
-    _expect(ins, "a", rows * depth // 128)
+    whole = _whole_a(ins, depth)
+    _expect(ins, "a", rows * depth // (128 if whole is None else 256))
     _expect(ins, "b", 8 * depth // 128)
     count = rows * 8 // LANES
     _expect(ins, "c", count)
@@ -182,6 +233,7 @@ def mma_integer(ins: Instruction) -> Decoded:
     def run(w: Any, mask: Array) -> None:
         _check(ins, w, mask)
         a, b = gather_a(read_a(w), kinds[0], rows), gather_b(read_b(w), kinds[1])
+        a = a if whole is None else whole(w, a)
         c = gather_c(read_c(w), rows, np.int32)
         d = multiply_integer(a, b, c, saturates=ins.has("satfinite"))
         w.machine.counters.add(f"mma_flops.{ins['atype']}", 2 * rows * 8 * depth)

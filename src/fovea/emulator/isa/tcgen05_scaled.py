@@ -1,7 +1,7 @@
 """Block-scaled products of tensor memory: tcgen05.mma with .block_scale.
 
 What lives here: kinds mxf8f6f4, mxf4 and mxf4nvf4, dense, K of 32 or 64. Not here: the other kinds
-and what they share (`isa/tcgen05_mma.py`).
+and what they share (`isa/tcgen05_product.py`).
 
 The scale of row r of A (or column r of B) lies in lane r mod 32, column r / 32 of its matrix, and
 again in the other three quarters of the lanes. A word holds up to four scales of one row; the
@@ -27,8 +27,9 @@ from fovea.emulator.errors import IllegalOperand
 from fovea.emulator.isa import instruction
 from fovea.emulator.isa.copy_engine import issues
 from fovea.emulator.isa.instruction import Array, Instruction
-from fovea.emulator.isa.tcgen05_mma import (
+from fovea.emulator.isa.tcgen05_product import (
     Issue,
+    blocks_of,
     check_addresses,
     offsets_of_a,
     offsets_of_b,
@@ -39,7 +40,6 @@ from fovea.emulator.isa.tcgen05_mma import (
 )
 from fovea.emulator.isa.tensor_core import SM100, member_ctas, submit_tracked
 from fovea.emulator.layout.instruction_descriptor import ScaledDescriptor, decode_scaled_descriptor
-from fovea.emulator.layout.tensor_memory import accumulator_blocks
 from fovea.emulator.machine.tmem import TMEM_LANES
 from fovea.emulator.ptx import syntax
 
@@ -114,6 +114,7 @@ def tcgen05_mma_block_scale(i: Instruction) -> Any:
                 warp=warp,
                 ctas=member_ctas(i, warp, group),
                 shape=shape,
+                blocks=blocks_of(shape, group),
                 d_address=d,
                 a_address=a if a_in_tensor_memory else None,
                 a_offsets=None if a_in_tensor_memory else offsets_of_a(i, warp, a, shape, group),
@@ -123,6 +124,12 @@ def tcgen05_mma_block_scale(i: Instruction) -> Any:
                 disabled=None,
             )
             check_addresses(issue)
+            if issue.a_address is not None and len({block.columns for block in issue.blocks}) > 1:
+                raise IllegalOperand(
+                    "A in tensor memory with M=128 and cta_group::2 is not implemented for block-"
+                    "scaled kinds; use M=256",
+                    warp.where(i, lane=lane),
+                )
             product = _Scaled(
                 issue=issue,
                 descriptor=descriptor,
@@ -181,12 +188,12 @@ def _multiply(product: _Scaled, operation: Operation) -> None:
         for cta in issue.ctas
     ]
     b = _values(np.concatenate(raw_b), shape.b_type, is_negated=shape.b_is_negated)
-    blocks = accumulator_blocks(shape.rows, shape.columns, len(issue.ctas))
+    blocks = issue.blocks
     for index, cta in enumerate(issue.ctas):
         if issue.a_offsets is not None:
             raw = shared_operand(cta, issue.a_offsets, shape.a_type, operation, shape.a_is_k_major)
         else:
-            raw = tensor_memory_a(issue, cta, operation)
+            raw = tensor_memory_a(issue, cta, operation, blocks)
         a = _values(raw, shape.a_type, is_negated=shape.a_is_negated)
         scale_a = _scales(product, cta, product.a_column, len(a), descriptor.a_scale_id, operation)
         scale_b = _scales(product, cta, product.b_column, len(b), descriptor.b_scale_id, operation)

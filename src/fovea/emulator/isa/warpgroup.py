@@ -48,6 +48,12 @@ from fovea.emulator.layout.descriptor import (
     decode_wgmma_descriptor,
     operand_chunks,
 )
+from fovea.emulator.layout.sparsity import (
+    DISTINCT,
+    ONE_OF_TWO,
+    codes_from_registers,
+    expand,
+)
 from fovea.emulator.machine.warp import UNINITIALISED, InFlight
 from fovea.emulator.races import Access, Clock
 
@@ -68,7 +74,13 @@ class Warpgroup:
         self._issued = [0] * WARPS
         self._last: Operation | None = None
 
-    def issue(self, warp: Any, product: Product, operands: tuple[int, int, bool]) -> Ticket:
+    def issue(
+        self,
+        warp: Any,
+        product: Product,
+        operands: tuple[int, int, bool],
+        metadata: Array | None = None,
+    ) -> Ticket:
         """Take one warp's issue; the fourth one sets the product going.
 
         Raises:
@@ -87,6 +99,7 @@ class Warpgroup:
             raise self._disagreement(warp, product, ticket, operands)
         ticket.warps[rank] = warp
         ticket.clocks[rank] = warp.access.clock.copy()
+        ticket.metadata[rank] = metadata
         _take_registers(warp, ticket, rank, is_first)
         if all(member is not None for member in ticket.warps):
             del self._tickets[number]
@@ -292,6 +305,8 @@ def _multiply(ticket: Ticket, operation: Operation) -> None:
         a = _fragment_a(ticket)
     else:
         a = _read_a(ticket, operation, descriptor_a)
+    if product.selector is not None:
+        a = _expanded(ticket, a)
     b = _read_b(ticket, operation, descriptor_b)
     accumulator = ticket.accumulator
     c = accumulator.load(product.d_type) if scale else None
@@ -329,9 +344,25 @@ def _fragment_a(ticket: Ticket) -> Array:
     return fragment.operand_from_registers(registers, ticket.product.element_bytes)
 
 
+def _expanded(ticket: Ticket, a: Array) -> Array:
+    """Return a sparse A as a whole one."""
+    product = ticket.product
+    chunks = product.k_extent // (2 if product.a_type == "tf32" else 4)
+    allowed = ONE_OF_TWO if product.a_type == "tf32" else DISTINCT
+    codes: list[Array] = []
+    try:
+        for words in ticket.metadata:
+            assert words is not None
+            assert product.selector is not None
+            codes.append(codes_from_registers(words, product.selector, chunks))
+        return expand(a, np.concatenate(codes), allowed)
+    except ValueError as error:
+        raise IllegalOperand(str(error), ticket.warps[0].where(product.instruction)) from error
+
+
 def _read_a(ticket: Ticket, operation: Operation, value: int) -> Array:
     product = ticket.product
-    offsets = _offsets(ticket, value, "A", ROWS, product.a_is_k_major)
+    offsets = _offsets(ticket, value, "A", ROWS, _K_BYTES)
     if product.a_is_k_major:
         raw = [
             _read(ticket, operation, offsets[16 * rank : 16 * rank + 16], rank)
@@ -347,19 +378,21 @@ def _read_a(ticket: Ticket, operation: Operation, value: int) -> Array:
 
 def _read_b(ticket: Ticket, operation: Operation, value: int) -> Array:
     product = ticket.product
-    offsets = _offsets(ticket, value, "B", product.columns, product.b_is_k_major)
+    k_bytes = _K_BYTES * (1 if product.selector is None else 2)
+    offsets = _offsets(ticket, value, "B", product.columns, k_bytes)
     raw = _elements(_read(ticket, operation, offsets, None), product.element_bytes)
     return raw.T if product.b_is_k_major else raw
 
 
-def _offsets(ticket: Ticket, value: int, name: str, rows: int, is_k_major: bool) -> Array:
+def _offsets(ticket: Ticket, value: int, name: str, rows: int, k_bytes: int) -> Array:
     """Return the shared-memory offsets of an operand's chunks."""
     product = ticket.product
+    is_k_major = product.a_is_k_major if name == "A" else product.b_is_k_major
     try:
         table, first = operand_chunks(
             decode_wgmma_descriptor(value),
             rows=rows,
-            k_bytes=_K_BYTES,
+            k_bytes=k_bytes,
             element_bytes=product.element_bytes,
             is_k_major=is_k_major,
         )

@@ -10,6 +10,8 @@ unreadable object; so any use of them raises, whatever the schedule.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from fovea.emulator.errors import IllegalOperand
 from fovea.emulator.isa import instruction
 from fovea.emulator.isa.accumulator import Product, RegisterFence, Ticket
@@ -61,6 +63,7 @@ def _product(i: Instruction) -> Product:
         a_is_k_major=a_in_registers or not values or not values[0],
         b_is_k_major=not values or not values[-1],
         saturates=i.has("satfinite"),
+        selector=_selector(i) if i.has("sp-sel") else None,
     )
 
 
@@ -74,6 +77,13 @@ def _slots(i: Instruction, operand: syntax.Operand, count: int, what: str) -> tu
             raise i.error(f"{what}: {item} is no 32-bit register")
         slots.append(i.slot(item).index)
     return tuple(slots)
+
+
+def _selector(i: Instruction) -> int:
+    value, allowed = i.immediate("sp-sel"), 1 if _ELEMENT_BYTES[i["atype"]] == 1 else 2
+    if not 0 <= value < allowed:
+        raise i.error(f"sp-sel is {value}; allowed for .{i['atype']}: 0 to {allowed - 1}")
+    return value
 
 
 def _sign(i: Instruction, name: str) -> int:
@@ -91,8 +101,9 @@ def _bit(i: Instruction, name: str) -> int:
 
 
 _OPERANDS = "d, a, b-desc, scale-d"
-_FLOAT_OPERANDS = _OPERANDS + ", imm-scale-a, imm-scale-b{, imm-trans-1}{, imm-trans-2}"
-# K of the shape, types of D, types of A and B.
+_SPARSE_OPERANDS = "d, a, b-desc, sp-meta, sp-sel, scale-d"
+_MORE = ", imm-scale-a, imm-scale-b{, imm-trans-1}{, imm-trans-2}"
+# K of the dense shape, types of D, types of A and B.
 _FLOAT_FORMS = (
     (16, "f16 f32", "f16"),
     (16, "f32", "bf16"),
@@ -102,12 +113,17 @@ _FLOAT_FORMS = (
 
 
 def _form(
-    *notations: str, k: int, d_types: str, types: str, columns: Sequence[int] = _COLUMNS
+    *notations: str,
+    k: int,
+    d_types: str,
+    types: str,
+    columns: Sequence[int] = _COLUMNS,
+    is_sparse: bool = False,
 ) -> Callable[[Decoder], Decoder]:
     return instruction(
         *notations,
-        source=f"{_SOURCE}.5.2",
-        evidence="manual-only",
+        source=f"{_SOURCE}.6.3" if is_sparse else f"{_SOURCE}.5.2",
+        evidence="inferred" if is_sparse else "manual-only",
         targets="sm_90a",
         kind="mma",
         shape=_shapes(k, columns),
@@ -119,9 +135,12 @@ def _form(
 
 def _float_forms(decode: Decoder) -> Decoder:
     """Register the decoder for every floating-point form."""
-    notation = "wgmma.mma_async.sync.aligned.shape.dtype.atype.btype " + _FLOAT_OPERANDS
+    qualifiers = "sync.aligned.shape.dtype.atype.btype "
+    dense = f"wgmma.mma_async.{qualifiers}{_OPERANDS}{_MORE}"
+    sparse = f"wgmma.mma_async.sp.{qualifiers}{_SPARSE_OPERANDS}{_MORE}"
     for k, d_types, types in _FLOAT_FORMS:
-        _form(notation, k=k, d_types=d_types, types=types)(decode)
+        _form(dense, k=k, d_types=d_types, types=types)(decode)
+        _form(sparse, k=2 * k, d_types=d_types, types=types, is_sparse=True)(decode)
     return decode
 
 
@@ -134,13 +153,26 @@ def _float_forms(decode: Decoder) -> Decoder:
     types="s8 u8",
     columns=_INTEGER_COLUMNS,
 )
+@_form(
+    f"wgmma.mma_async.sp.sync.aligned.shape{{.satfinite}}.dtype.atype.btype {_SPARSE_OPERANDS}",
+    f"wgmma.mma_async.sp.sync.aligned.shape.dtype.atype.btype{{.satfinite}} {_SPARSE_OPERANDS}",
+    k=64,
+    d_types="s32",
+    types="s8 u8",
+    columns=_INTEGER_COLUMNS,
+    is_sparse=True,
+)
 def wgmma_mma_async(i: Instruction) -> Any:
-    """D = A B + D, or A B if scale-d is false; A from registers or shared memory."""
+    """D = A B + D, or A B if scale-d is false; A from registers or shared memory.
+
+    A sparse A is multiplied as a whole one; its sums therefore have the dense product's order.
+    """
     product = _product(i)
     i.program.accumulators.update(product.d_slots)
     read_a = None if product.a_slots else i.uniform("a", "b64")
     read_b = i.uniform("b-desc", "b64")
     read_scale = i.read("scale-d", "pred")
+    read_metadata = None if product.selector is None else i.read("sp-meta", "b32")
 
     def run(warp: Any, mask: Array) -> None:
         check_aligned(i, warp, mask)
@@ -149,7 +181,10 @@ def wgmma_mma_async(i: Instruction) -> Any:
             raise IllegalOperand("scale-d differs between lanes", warp.where(i))
         descriptor_a = 0 if read_a is None else read_a(warp, mask)
         ticket = warpgroup_of(warp).issue(
-            warp, product, (descriptor_a, read_b(warp, mask), bool(scale[0]))
+            warp,
+            product,
+            (descriptor_a, read_b(warp, mask), bool(scale[0])),
+            None if read_metadata is None else read_metadata(warp).view(np.uint32),
         )
         warp.queue("wgmma").add(ticket)
 

@@ -1,7 +1,8 @@
 """Instruction descriptors of tcgen05.mma: shapes and types in 32 bits.
 
-What lives here: decoding for kinds f16, tf32, f8f6f4 and i8, and for the block-scaled ones, which
-have another layout. Not here: sparse products and K of 96, which are not implemented.
+What lives here: decoding for kinds f16, tf32, f8f6f4 and i8, dense, sparse and weight stationary,
+and for the block-scaled ones, which have another layout. Not here: block-scaled sparse products and
+K of 96, which are not implemented.
 
 Invariant: a decoded descriptor describes a product the hardware has, or decoding raises.
 
@@ -27,8 +28,14 @@ K_EXTENT = {"f16": 16, "tf32": 8, "f8f6f4": 32, "i8": 32}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstructionDescriptor:
-    """A decoded instruction descriptor."""
+    """A decoded instruction descriptor.
 
+    Attributes:
+        sparsity: sparsity selector of a sparse A (None: A is dense).
+        k_extent: K of the product; a sparse A stores half of it.
+    """
+
+    sparsity: int | None = None
     rows: int
     columns: int
     k_extent: int
@@ -42,18 +49,36 @@ class InstructionDescriptor:
     saturates: bool
 
 
-def _check_dense(value: int) -> None:
-    if value >> 2 & 1:
-        raise ValueError(f"instruction descriptor {value:#010x} asks for a sparse A (bit 2)")
+def _check_sparsity(value: int, *, is_sparse: bool) -> None:
+    if bool(value >> 2 & 1) != is_sparse:
+        says, has = ("dense", "has") if is_sparse else ("sparse", "lacks")
+        raise ValueError(
+            f"instruction descriptor {value:#010x} asks for a {says} A (bit 2), the instruction "
+            f"{has} .sp"
+        )
 
 
-def decode_instruction_descriptor(value: int, kind: str, cta_group: int) -> InstructionDescriptor:
+def _selector(value: int, kind: str) -> int:
+    selector, allowed = value & 3, (0, 1) if kind in ("f16", "tf32") else (0,)
+    if selector not in allowed:
+        raise ValueError(f"sparsity selector {selector} with kind::{kind} (allowed: {allowed})")
+    return selector
+
+
+def decode_instruction_descriptor(
+    value: int,
+    kind: str,
+    cta_group: int,
+    *,
+    is_sparse: bool = False,
+    is_weight_stationary: bool = False,
+) -> InstructionDescriptor:
     """Return the fields of an instruction descriptor.
 
     Raises:
         ValueError: when a field has a value that the kind or the CTA group does not allow.
     """
-    _check_dense(value)
+    _check_sparsity(value, is_sparse=is_sparse)
     if value & (1 << 6 | 1 << 23 | 1 << 29):
         raise ValueError(f"instruction descriptor {value:#010x} sets a reserved bit (6, 23 or 29)")
     a_type = _named(value >> 7 & 7, _A_B_TYPES[kind], "A", kind)
@@ -69,11 +94,15 @@ def decode_instruction_descriptor(value: int, kind: str, cta_group: int) -> Inst
     if kind == "i8" and value >> 13 & 3:
         raise ValueError("kind::i8 cannot negate its operands (bits 13, 14)")
     rows, columns = (value >> 24 & 0x1F) << 4, (value >> 17 & 0x3F) << 3
-    _check_shape(rows, columns, kind, cta_group)
+    if is_weight_stationary:
+        _check_weight_stationary(rows, columns)
+    else:
+        _check_shape(rows, columns, kind, cta_group)
     return InstructionDescriptor(
+        sparsity=_selector(value, kind) if is_sparse else None,
         rows=rows,
         columns=columns,
-        k_extent=K_EXTENT[kind],
+        k_extent=K_EXTENT[kind] * (2 if is_sparse else 1),
         d_type=d_type,
         a_type=a_type,
         b_type=b_type,
@@ -105,6 +134,13 @@ def _check_shape(rows: int, columns: int, kind: str, cta_group: int) -> None:
         raise ValueError(
             f"N={columns} with kind::{kind}, cta_group::{cta_group} (allowed: multiples of {step} "
             "up to 256)"
+        )
+
+
+def _check_weight_stationary(rows: int, columns: int) -> None:
+    if rows not in (32, 64, 128) or columns not in (64, 128, 256):
+        raise ValueError(
+            f"M={rows}, N={columns} with .ws (allowed: M of 32, 64 and 128, N of 64, 128 and 256)"
         )
 
 
@@ -141,7 +177,7 @@ def decode_scaled_descriptor(value: int, kind: str, cta_group: int) -> ScaledDes
     Raises:
         ValueError: when a field has a value that the kind or the CTA group does not allow.
     """
-    _check_dense(value)
+    _check_sparsity(value, is_sparse=False)
     if kind != "mxf8f6f4" and value >> 31:
         raise ValueError(f"instruction descriptor {value:#010x} asks for K=96 (bit 31)")
     if value & _RESERVED[kind]:

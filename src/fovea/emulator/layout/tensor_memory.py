@@ -77,20 +77,35 @@ class Block:
     lane: int
 
 
-def accumulator_blocks(rows: int, columns: int, cta_group: int) -> tuple[Block, ...]:
-    """Return where the part of D in one CTA of tcgen05.mma (not .ws) lies.
+def accumulator_blocks(
+    rows: int,
+    columns: int,
+    cta_group: int,
+    *,
+    is_weight_stationary: bool = False,
+    is_sparse: bool = False,
+) -> tuple[Block, ...]:
+    """Return where the part of D in one CTA of tcgen05.mma lies.
+
+    Blocks of other columns than the first ones' have their own copy of A, in the same lanes.
 
     Args:
         rows: M of the instruction.
         columns: N of the instruction.
         cta_group: 1 or 2; with 2, rows count from the CTA's first row.
+        is_weight_stationary: whether the instruction is `.ws`.
+        is_sparse: whether it is `.sp`.
 
     Raises:
         ValueError: when the combination does not exist.
     """
+    if is_weight_stationary and rows in (32, 64) and cta_group == 1:
+        banks = 128 // rows
+        width = columns // banks
+        return tuple(Block((0, rows), (width * n, width), rows * n) for n in range(banks))
     if (rows, cta_group) in ((128, 1), (256, 2)):
         return (Block((0, 128), (0, columns), 0),)
-    if (rows, cta_group) == (64, 1):
+    if (rows, cta_group) == (64, 1) or ((rows, cta_group) == (128, 2) and is_sparse):
         # Half of the lanes: 16 of each warp's 32.
         return tuple(Block((16 * w, 16), (0, columns), 32 * w) for w in range(4))
     if (rows, cta_group) == (128, 2):
