@@ -18,6 +18,7 @@ import block_accesses
 import block_barriers
 import block_conversions
 import block_copies
+import block_doubles
 import block_matrices
 import block_sparse
 import block_tcgen05
@@ -35,6 +36,7 @@ def every_case() -> Iterator[BlockCase]:
     for module in (
         block_accesses, block_copies, block_tensors, block_barriers, block_matrices, block_wgmma,
         block_tmem, block_tcgen05, block_conversions, block_sparse,
+        block_doubles,
     ):  # fmt: skip
         yield from module.every_case()
 

@@ -21,7 +21,10 @@ import block_table as table
 CASES = Path(__file__).parent / "isa" / "cases" / "blocks"
 FILES = sorted(CASES.glob("*/*.ptx"))
 GROUPS = set(
-    "access async barrier bulk cluster conversion fence mbarrier mma sparse tcgen05 tensor tmem wgmma".split()
+    (
+        "access async barrier bulk cluster conversion double fence mbarrier mma sparse tcgen05 "
+        "tensor tmem wgmma"
+    ).split()
 )
 
 

@@ -1,15 +1,14 @@
-"""float32, float64 and packed f32x2 arithmetic, and the special-function unit (MUFU).
+"""float32 and packed f32x2 arithmetic, and the special-function unit (MUFU).
 
-Lives here: instructions. Not here: rounding (`bits.py`), halves (`half.py`). Invariant: bit-exact
-with IEEE 754 and the manual, NaN patterns included, except the `.approx` functions, whose model
-is the float64 result rounded to float32 (each within its bound in the manual).
+Lives here: instructions. Not here: rounding (`bits.py`), halves (`half.py`), float64 (`double.py`).
+Invariant: bit-exact with IEEE 754 and the manual, NaN patterns included, except the `.approx`
+functions, whose model is the float64 result rounded to float32 (each within its bound in the
+manual).
 Source: PTX ISA 9.7.3.
 """
 
 from collections.abc import Callable
-from fractions import Fraction
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from fovea.emulator.isa import bits as fp
 from fovea.emulator.isa import instruction
 from fovea.emulator.isa.instruction import Array, Inline, Instruction, LaneFunction
 
-_MODES = "rn rz rm rp"
+MODES = "rn rz rm rp"
 
 
 def _finish(ins: Instruction, function: LaneFunction) -> Callable[..., Array]:
@@ -38,13 +37,15 @@ def _finish(ins: Instruction, function: LaneFunction) -> Callable[..., Array]:
     return wrapped
 
 
-def _apply(ins: Instruction, function: LaneFunction, operands: str, t: str) -> Inline:
+def apply(ins: Instruction, function: LaneFunction, operands: str, t: str) -> Inline:
+    """Return `d = function(operands)`, all of type t."""
     name = ins.program.bind(function, "f")
     sources = ", ".join(ins.src(operand, t) for operand in operands.split())
     return ins.assign("d", f"{name}({sources})", t)
 
 
-def _mode(ins: Instruction) -> str:
+def mode_of(ins: Instruction) -> str:
+    """Return the rounding mode: to nearest even if none is written."""
     return ins["rnd"] or "rn"
 
 
@@ -74,10 +75,10 @@ def _nearest(name: str) -> Callable[[Array, Array], Array]:
 
 @instruction("add{.rnd}{.ftz}{.sat}.f32 d, a, b", "sub{.rnd}{.ftz}{.sat}.f32 d, a, b",
              "mul{.rnd}{.ftz}{.sat}.f32 d, a, b", source="PTX ISA 9.7.3.3-5",
-             evidence="manual-only", rnd=_MODES)  # fmt: skip
+             evidence="manual-only", rnd=MODES)  # fmt: skip
 def add_sub_mul(ins: Instruction) -> Inline:
     """d = a op b, rounded once."""
-    name, mode = ins.opcode.split(".")[0], _mode(ins)
+    name, mode = ins.opcode.split(".")[0], mode_of(ins)
     if mode == "rn" and not ins.has("ftz") and not ins.has("sat"):
         a, b = ins.src("a", "f32"), ins.src("b", "f32")
         canonical = ins.program.bind(fp.canonical_f32, "f")
@@ -88,19 +89,19 @@ def add_sub_mul(ins: Instruction) -> Inline:
         )
         return Inline(ins.result("d", "v", "f32"), setup)
     function = _nearest(name) if mode == "rn" else _directed(name, mode)
-    return _apply(ins, _finish(ins, function), "a b", "f32")
+    return apply(ins, _finish(ins, function), "a b", "f32")
 
 
 @instruction("fma.rnd{.ftz}{.sat}.f32 d, a, b, c", "mad{.rnd}{.ftz}{.sat}.f32 d, a, b, c",
-             source="PTX ISA 9.7.3.6-7", evidence="manual-only", rnd=_MODES)  # fmt: skip
+             source="PTX ISA 9.7.3.6-7", evidence="manual-only", rnd=MODES)  # fmt: skip
 def fma(ins: Instruction) -> Inline:
     """d = a * b + c, rounded once."""
-    mode = _mode(ins)
+    mode = mode_of(ins)
     if mode == "rn":
         function: Callable[..., Array] = fp.fma_f32
     else:
         function = partial(fp.fma_f32_mode, mode=mode)
-    return _apply(ins, _finish(ins, function), "a b c", "f32")
+    return apply(ins, _finish(ins, function), "a b c", "f32")
 
 
 def _divide(a: Array, b: Array, mode: str) -> Array:
@@ -122,18 +123,18 @@ def _residue(a: Array, b: Array, quotient: Array) -> Array:
 
 
 @instruction("div.rnd{.ftz}.f32 d, a, b", source="PTX ISA 9.7.3.8", evidence="manual-only",
-             rnd=_MODES)  # fmt: skip
+             rnd=MODES)  # fmt: skip
 def div(ins: Instruction) -> Inline:
     """d = a / b, rounded once."""
-    mode = _mode(ins)
-    return _apply(ins, _finish(ins, lambda a, b: _divide(a, b, mode)), "a b", "f32")
+    mode = mode_of(ins)
+    return apply(ins, _finish(ins, lambda a, b: _divide(a, b, mode)), "a b", "f32")
 
 
 @instruction("div.precision{.ftz}.f32 d, a, b", source="PTX ISA 9.7.3.8", evidence="inferred",
              kind="mufu", precision="full approx")  # fmt: skip
 def div_approx(ins: Instruction) -> Inline:
     """d = a / b within 2 ulp; modelled as correctly rounded."""
-    return _apply(ins, _finish(ins, lambda a, b: _divide(a, b, "rn")), "a b", "f32")
+    return apply(ins, _finish(ins, lambda a, b: _divide(a, b, "rn")), "a b", "f32")
 
 
 @instruction("abs{.ftz}.f32 d, a", "neg{.ftz}.f32 d, a", source="PTX ISA 9.7.3.9-10",
@@ -149,14 +150,14 @@ def abs_neg(ins: Instruction) -> Inline:
         check = result.dot(result)
         return fp.canonical_f32(result) if check != check else result
 
-    return _apply(ins, _finish(ins, function), "a", "f32")
+    return apply(ins, _finish(ins, function), "a", "f32")
 
 
 @instruction("copysign.type d, a, b", source="PTX ISA 9.7.3.2", evidence="manual-only",
              type="f32 f64")  # fmt: skip
 def copysign(ins: Instruction) -> Inline:
     """d = magnitude of b with the sign of a."""
-    return _apply(ins, lambda a, b: np.copysign(b, a), "a b", ins["type"])
+    return apply(ins, lambda a, b: np.copysign(b, a), "a b", ins["type"])
 
 
 def choose_f32(is_max: bool, keeps_nan: bool) -> Callable[[Array, Array], Array]:
@@ -186,10 +187,8 @@ def minimum_maximum(ins: Instruction) -> Inline:
     pair = choose_f32(ins.opcode.startswith("max"), ins.has("NaN"))
     function = _with_xor_of_signs(pair) if ins.has("xorsign") else pair
     if "c" in ins.operands:
-        return _apply(
-            ins, _finish(ins, lambda a, b, c: function(function(a, b), c)), "a b c", "f32"
-        )
-    return _apply(ins, _finish(ins, function), "a b", "f32")
+        return apply(ins, _finish(ins, lambda a, b, c: function(function(a, b), c)), "a b c", "f32")
+    return apply(ins, _finish(ins, function), "a b", "f32")
 
 
 def _with_xor_of_signs(pair: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
@@ -261,16 +260,16 @@ def mufu(name: str) -> Callable[[Array], Array]:
              source="PTX ISA 9.7.3.13-22", evidence="inferred", kind="mufu")  # fmt: skip
 def special_function(ins: Instruction) -> Inline:
     """d = the function, within the manual's bound."""
-    return _apply(ins, _finish(ins, mufu(ins.opcode.split(".")[0])), "a", "f32")
+    return apply(ins, _finish(ins, mufu(ins.opcode.split(".")[0])), "a", "f32")
 
 
 @instruction("rcp.rnd{.ftz}.f32 d, a", source="PTX ISA 9.7.3.13", evidence="manual-only",
-             rnd=_MODES)  # fmt: skip
+             rnd=MODES)  # fmt: skip
 def rcp(ins: Instruction) -> Inline:
     """d = 1 / a, rounded once."""
-    mode = _mode(ins)
+    mode = mode_of(ins)
     one = np.ones(32, np.float32)
-    return _apply(ins, _finish(ins, lambda a: _divide(one, a, mode)), "a", "f32")
+    return apply(ins, _finish(ins, lambda a: _divide(one, a, mode)), "a", "f32")
 
 
 def _square_root(a: Array, mode: str) -> Array:
@@ -284,11 +283,11 @@ def _square_root(a: Array, mode: str) -> Array:
 
 
 @instruction("sqrt.rnd{.ftz}.f32 d, a", source="PTX ISA 9.7.3.15", evidence="manual-only",
-             rnd=_MODES)  # fmt: skip
+             rnd=MODES)  # fmt: skip
 def sqrt(ins: Instruction) -> Inline:
     """d = square root of a, rounded once."""
-    mode = _mode(ins)
-    return _apply(ins, _finish(ins, lambda a: _square_root(a, mode)), "a", "f32")
+    mode = mode_of(ins)
+    return apply(ins, _finish(ins, lambda a: _square_root(a, mode)), "a", "f32")
 
 
 # --- f32x2 --------------------------------------------------------------------------------------
@@ -302,147 +301,21 @@ def _packed(function: LaneFunction) -> Callable[..., Array]:
 @instruction("add{.rnd}{.ftz}.f32x2 d, a, b", "sub{.rnd}{.ftz}.f32x2 d, a, b",
              "mul{.rnd}{.ftz}.f32x2 d, a, b", source="PTX ISA 9.7.3.3-5", evidence="manual-only",
              targets="sm_100,sm_100a,sm_100f,sm_103,sm_103a,sm_103f,sm_101a,sm_110,sm_110a,sm_120,"
-             "sm_120a", rnd=_MODES)  # fmt: skip
+             "sm_120a", rnd=MODES)  # fmt: skip
 def add_sub_mul_x2(ins: Instruction) -> Inline:
     """Both halves of d = a op b."""
-    name, mode = ins.opcode.split(".")[0], _mode(ins)
+    name, mode = ins.opcode.split(".")[0], mode_of(ins)
     function = _nearest(name) if mode == "rn" else _directed(name, mode)
-    return _apply(ins, _packed(_finish(ins, function)), "a b", "b64")
+    return apply(ins, _packed(_finish(ins, function)), "a b", "b64")
 
 
 @instruction("fma.rnd{.ftz}.f32x2 d, a, b, c", source="PTX ISA 9.7.3.6", evidence="manual-only",
              targets="sm_100,sm_100a,sm_100f,sm_103,sm_103a,sm_103f,sm_101a,sm_110,sm_110a,sm_120,"
-             "sm_120a", rnd=_MODES)  # fmt: skip
+             "sm_120a", rnd=MODES)  # fmt: skip
 def fma_x2(ins: Instruction) -> Inline:
     """Both halves of d = a * b + c."""
-    mode = _mode(ins)
+    mode = mode_of(ins)
     function: Callable[..., Array] = (
         fp.fma_f32 if mode == "rn" else partial(fp.fma_f32_mode, mode=mode)
     )
-    return _apply(ins, _packed(_finish(ins, function)), "a b c", "b64")
-
-
-# --- float64 ------------------------------------------------------------------------------------
-
-
-def _exact_f64(name: str, a: Array, b: Array, c: Array | None, mode: str) -> Array:
-    """Return a float64 operation rounded once in any mode, lane by lane with exact fractions."""
-    nearest = {"add": a + b, "mul": a * b, "fma": a * b + (c if c is not None else 0)}[name]
-    result = nearest.copy()
-    third = c if c is not None else np.zeros_like(a)
-    finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(third)
-    for lane in np.flatnonzero(finite).tolist():
-        x, y, z = Fraction(float(a[lane])), Fraction(float(b[lane])), Fraction(float(third[lane]))
-        exact = x + y if name == "add" else x * y + z if name == "fma" else x * y
-        if exact != 0:
-            result[lane] = round_fraction(exact, mode)
-        elif mode == "rm" and name != "mul" and not _is_plus_zero_sum(name, a, b, third, lane):
-            result[lane] = -0.0
-    if c is None:
-        return fp.nan_f64(result, a, b)
-    # an overflowing product must not meet an infinite addend as an infinity
-    lost = np.isfinite(a) & np.isfinite(b) & np.isinf(c)
-    return fp.nan_f64(np.where(lost, c, result), a, b, c)
-
-
-def _is_plus_zero_sum(name: str, a: Array, b: Array, c: Array, lane: int) -> bool:
-    """Return whether an exact zero sum is of two +0 terms, the only sum that stays +0 in rm."""
-    first, second = (a[lane], b[lane]) if name == "add" else (a[lane] * b[lane], c[lane])
-    is_exact_zero = name == "add" or a[lane] == 0 or b[lane] == 0
-    terms = (first, second)
-    return is_exact_zero and all(t == 0 and not np.signbit(t) for t in terms)
-
-
-def round_fraction(exact: Fraction, mode: str) -> float:
-    """Return an exact fraction rounded to float64."""
-    try:
-        nearest = exact.numerator / exact.denominator
-    except OverflowError:
-        nearest = float("inf") if exact > 0 else float("-inf")
-    if mode == "rn":
-        return nearest
-    if nearest in (float("inf"), float("-inf")):
-        difference = -1 if nearest > 0 else 1
-    else:
-        gap = exact - Fraction(nearest)
-        difference = (gap > 0) - (gap < 0)
-    moved = fp.towards(np.array([nearest]), np.array([difference]), mode)
-    return float(moved[0])
-
-
-@instruction("add{.rnd}.f64 d, a, b", "sub{.rnd}.f64 d, a, b", "mul{.rnd}.f64 d, a, b",
-             source="PTX ISA 9.7.3.3-5", evidence="manual-only", rnd=_MODES)  # fmt: skip
-def add_sub_mul_f64(ins: Instruction) -> Inline:
-    """d = a op b in double precision."""
-    name, mode = ins.opcode.split(".")[0], _mode(ins)
-    ufunc = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[name]
-
-    def nearest(a: Array, b: Array) -> Array:
-        return fp.nan_f64(ufunc(a, b), a, b)
-
-    def directed(a: Array, b: Array) -> Array:
-        if name == "sub":
-            return _exact_f64("add", a, -b, None, mode)
-        return _exact_f64(name, a, b, None, mode)
-
-    return _apply(ins, nearest if mode == "rn" else directed, "a b", "f64")
-
-
-@instruction("fma.rnd.f64 d, a, b, c", "mad.rnd.f64 d, a, b, c", source="PTX ISA 9.7.3.6-7",
-             evidence="manual-only", rnd=_MODES)  # fmt: skip
-def fma_f64(ins: Instruction) -> Inline:
-    """d = a * b + c in double precision, rounded once."""
-    mode = _mode(ins)
-    return _apply(ins, lambda a, b, c: _exact_f64("fma", a, b, c, mode), "a b c", "f64")
-
-
-def _unary_f64(ufunc: Any) -> Callable[..., Array]:
-    def function(*operands: Array) -> Array:
-        return fp.nan_f64(ufunc(*operands), *operands)
-
-    return function
-
-
-@instruction("div.rn.f64 d, a, b", source="PTX ISA 9.7.3.8", evidence="manual-only")
-def div_f64(ins: Instruction) -> Inline:
-    """d = a / b in double precision."""
-    return _apply(ins, _unary_f64(np.divide), "a b", "f64")
-
-
-@instruction("sqrt.rn.f64 d, a", source="PTX ISA 9.7.3.15", evidence="manual-only")
-def sqrt_f64(ins: Instruction) -> Inline:
-    """d = square root of a in double precision."""
-    return _apply(ins, _unary_f64(np.sqrt), "a", "f64")
-
-
-@instruction("rcp.rn.f64 d, a", source="PTX ISA 9.7.3.13", evidence="manual-only")
-def rcp_f64(ins: Instruction) -> Inline:
-    """d = 1 / a in double precision."""
-    return _apply(ins, _unary_f64(np.reciprocal), "a", "f64")
-
-
-@instruction("abs.f64 d, a", "neg.f64 d, a", source="PTX ISA 9.7.3.9-10", evidence="manual-only")
-def abs_neg_f64(ins: Instruction) -> Inline:
-    """d = |a| or -a in double precision; a NaN is passed on."""
-    change: Callable[[Array], Array] = np.abs if ins.opcode.startswith("abs") else np.negative
-
-    def function(a: Array) -> Array:
-        return np.where(np.isnan(a), a, change(a))
-
-    return _apply(ins, function, "a", "f64")
-
-
-@instruction("min.f64 d, a, b", "max.f64 d, a, b", source="PTX ISA 9.7.3.11-12",
-             evidence="manual-only")  # fmt: skip
-def minimum_maximum_f64(ins: Instruction) -> Inline:
-    """d = min or max in double precision."""
-    is_max = ins.opcode.startswith("max")
-    choose = np.fmax if is_max else np.fmin
-
-    def function(a: Array, b: Array) -> Array:
-        result = choose(a, b)
-        x, y = a.view(np.uint64), b.view(np.uint64)
-        zero = (x & y if is_max else x | y).view(np.float64)
-        return np.where((a == 0) & (b == 0), zero, result)
-
-    return _apply(ins, _unary_f64(function), "a b", "f64")
+    return apply(ins, _packed(_finish(ins, function)), "a b c", "b64")

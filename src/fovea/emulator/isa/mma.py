@@ -155,7 +155,7 @@ def _whole_a(ins: Instruction, depth: int) -> Callable[[Any, Array], Array] | No
 @_sparse("m16n8k16 m16n8k32", dtype="f16 f32", atype="f16", btype="f16", ctype="f16 f32")
 @_sparse("m16n8k16 m16n8k32", dtype="f32", atype="bf16", btype="bf16", ctype="f32")
 @_sparse("m16n8k8 m16n8k16", dtype="f32", atype="tf32", btype="tf32", ctype="f32")
-@_sparse("m16n8k64", dtype="f16 f32", atype="e4m3 e5m2", btype="e4m3 e5m2", ctype="f16 f32")
+@_sparse("m16n8k64", dtype="f32", atype="e4m3 e5m2", btype="e4m3 e5m2", ctype="f32")
 def mma_float(ins: Instruction) -> Decoded:
     """d = a * b + c in floats."""
     size, depth = _BYTES[ins["atype"]], int(ins["shape"].partition("k")[2])
