@@ -170,19 +170,24 @@ class RegisterFence:
 
 
 class Ticket:
-    """One product of a warpgroup: issued by its warps one after the other, then done."""
+    """One product of a warpgroup: issued by its warps one after the other, then done.
+
+    `accumulator` is the one in flight that the product is chained on (None: it starts its own).
+    """
 
     __slots__ = ("a_values", "accumulator", "clocks", "metadata", "operands", "operation",
                  "product", "warps")  # fmt: skip
 
-    def __init__(self, product: Product, operands: tuple[int, int, bool]):
+    def __init__(
+        self, product: Product, operands: tuple[int, int, bool], accumulator: Accumulator | None
+    ):
         self.product = product
         self.operands = operands
         self.warps: list[Any] = [None] * WARPS
         self.a_values: list[list[Any] | None] = [None] * WARPS
         self.clocks: list[Clock | None] = [None] * WARPS
         self.metadata: list[Array | None] = [None] * WARPS  # of a sparse A
-        self.accumulator = Accumulator(product, self)
+        self.accumulator = accumulator or Accumulator(product, self)
         self.operation: Operation | None = None
 
     @property
@@ -200,11 +205,19 @@ class Ticket:
         return f"{place} issued by warps {issued} but not by warps {missing} of the warpgroup"
 
 
-def deliver_copies(warp: Any, accumulator: Accumulator, rows: Sequence[Array]) -> list[Array]:
-    """Put the values of a finished accumulator where `mov` has copied it; return them."""
+def deliver_copies(
+    warp: Any, accumulator: Accumulator, rows: Sequence[Array], slots: Sequence[int]
+) -> list[Array]:
+    """Put the values of a finished accumulator where `mov` has copied it; return them.
+
+    `slots` are the registers that a `mov` may have filled with one.
+    """
     registers, dtypes = warp.registers, warp.slot_dtypes
     done: list[Array] = []
-    for slot, value in enumerate(registers):
+    for slot in slots:
+        value = registers[slot]
+        if value.__class__ is np.ndarray:
+            continue
         result = _value_of(value, accumulator, rows)
         if result is not None:
             registers[slot] = result.view(dtypes[slot])
@@ -234,12 +247,18 @@ def _unpacked(
     return pack_lanes(packed.whole, [part.view(f"u{size}") for part in packed.parts])
 
 
-def spoil_copies(warp: Any, accumulator: Accumulator, product: Product) -> None:
-    """Make copies of an accumulator unreadable that the registers of `product` are not."""
+def spoil_copies(
+    warp: Any, accumulator: Accumulator, product: Product, slots: Sequence[int]
+) -> None:
+    """Make copies of an accumulator unreadable that the registers of `product` are not.
+
+    `slots` are the registers that a `mov` may have filled with one.
+    """
     spoilt = SpoiltCopy(product.instruction)
     own = set(product.d_slots)
     registers = warp.registers
-    for slot, value in enumerate(registers):
+    for slot in slots:
+        value = registers[slot]
         if value.__class__ is AccumulatorPart and value.accumulator is accumulator:
             if slot not in own:
                 registers[slot] = spoilt

@@ -171,7 +171,11 @@ def gross_approximation(ins: Instruction) -> Inline:
 @instruction("rsqrt.approx.f64 d, a", source="PTX ISA 9.7.3.16", evidence="inferred", kind="mufu")
 def rsqrt_f64(ins: Instruction) -> Inline:
     """d = 1 / sqrt(a), within the manual's bound."""
-    return apply(ins, _unary_f64(lambda a: 1.0 / np.sqrt(a)), "a", "f64")
+
+    def function(a: Array) -> Array:
+        return fp.nan_f64(1.0 / np.sqrt(a), a)
+
+    return apply(ins, function, "a", "f64")
 
 
 @instruction("abs.f64 d, a", "neg.f64 d, a", source="PTX ISA 9.7.3.9-10", evidence="manual-only")

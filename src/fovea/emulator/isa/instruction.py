@@ -115,15 +115,24 @@ class Program:
     variables: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
     bound: dict[str, Any] = field(default_factory=dict[str, Any])
     constants: dict[tuple[Any, str], str] = field(default_factory=dict[tuple[Any, str], str])
-    # registers that wgmma writes, and registers that `mov` reads: where they meet, accumulators
-    # may be copied while in flight
+    # registers that wgmma writes, and where `mov` takes what it reads: accumulators may be copied
+    # while in flight
     accumulators: set[int] = field(default_factory=set[int])
-    moved: set[int] = field(default_factory=set[int])
+    moves: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
+    _copies: tuple[int, ...] | None = None
 
     @property
-    def moves_accumulators(self) -> bool:
-        """Whether some `mov` reads a register that wgmma writes."""
-        return not self.accumulators.isdisjoint(self.moved)
+    def accumulator_copies(self) -> tuple[int, ...]:
+        """The registers that some chain of `mov` may fill with an accumulator (ask at run time)."""
+        if self._copies is None:
+            reached: set[int] = set()
+            waiting = list(self.accumulators)
+            while waiting:
+                new = self.moves.get(waiting.pop(), set[int]()) - reached
+                reached |= new
+                waiting += new
+            self._copies = tuple(sorted(reached))
+        return self._copies
 
     def bind(self, value: Any, hint: str = "f") -> str:
         """Return a name under which compiled blocks see `value`."""

@@ -40,7 +40,9 @@ def mov(ins: Instruction) -> Inline:
     """d = a; vectors on either side are packed or unpacked."""
     t = ins["type"]
     destination, source = ins.operands["d"], ins.operands["a"]
-    ins.program.moved.update(ins.slot(register).index for register in registers_of(source))
+    targets = {ins.slot(register).index for register in registers_of(destination)}
+    for register in registers_of(source):
+        ins.program.moves.setdefault(ins.slot(register).index, set()).update(targets)
     if isinstance(source, syntax.Vector):
         return _pack(ins, source, t)
     if isinstance(destination, syntax.Vector):

@@ -185,15 +185,19 @@ def _product_form(
     def run(warp: Any, mask: Array) -> None:
         values = [read(warp) for read in reads]
         for lane, *_ in issues(mask, *values):
-            issue = issued(warp, lane, [int(value[lane]) for value in values])
-            shape = issue.shape
-            flops = 2 * shape.rows * shape.columns * shape.k_extent
-            warp.machine.counters.add(f"mma_flops.{shape.a_type}", flops)
-            submit_tracked(
-                i, warp, [partial(multiply, issue)], kind="tcgen05.mma", group=group, lane=lane
-            )
+            _submit(issued(warp, lane, [int(value[lane]) for value in values]), lane)
 
     return run
+
+
+def _submit(issue: Issue, lane: int) -> None:
+    """Count a product and start it."""
+    warp, shape = issue.warp, issue.shape
+    flops = 2 * shape.rows * shape.columns * shape.k_extent
+    warp.machine.counters.add(f"mma_flops.{shape.a_type}", flops)
+    effects = [partial(multiply, issue)]
+    group = len(issue.ctas)
+    submit_tracked(issue.instruction, warp, effects, kind="tcgen05.mma", group=group, lane=lane)
 
 
 def _column_mask(value: int, shape: InstructionDescriptor, idesc: int) -> ColumnMask:

@@ -94,7 +94,9 @@ class Warpgroup:
         ticket = self._tickets.get(number)
         is_first = ticket is None
         if ticket is None:
-            ticket = self._tickets[number] = Ticket(product, operands)
+            head = warp.registers[product.d_slots[0]]
+            chained = head.accumulator if head.__class__ is AccumulatorPart else None
+            ticket = self._tickets[number] = Ticket(product, operands, chained)
         elif ticket.product is not product or ticket.operands != operands:
             raise self._disagreement(warp, product, ticket, operands)
         ticket.warps[rank] = warp
@@ -131,8 +133,9 @@ class Warpgroup:
                 if registers[slot] is part:
                     registers[slot] = row if dtypes[slot] == row.dtype else row.view(dtypes[slot])
             values = [registers[slot] for slot in ticket.product.d_slots]
-            if ticket.product.instruction.program.moves_accumulators:
-                values += deliver_copies(warp, accumulator, rows)
+            copies = ticket.product.instruction.program.accumulator_copies
+            if copies:
+                values += deliver_copies(warp, accumulator, rows, copies)
             if fence is not None:
                 fence.add(values)
 
@@ -203,12 +206,12 @@ def _take_registers(warp: Any, ticket: Ticket, rank: int, is_first: bool) -> Non
         accumulator = head.accumulator
         if is_first:
             _check_chain(warp, ticket, accumulator)
-            ticket.accumulator = accumulator
             accumulator.last = ticket
         if ticket.accumulator is not accumulator or values != accumulator.parts:
             raise _overlap(warp, product, accumulator)
-        if product.instruction.program.moves_accumulators:
-            spoil_copies(warp, accumulator, product)
+        copies = product.instruction.program.accumulator_copies
+        if copies:
+            spoil_copies(warp, accumulator, product, copies)
     else:
         accumulator = ticket.accumulator
         scale = ticket.operands[2]
