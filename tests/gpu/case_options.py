@@ -182,7 +182,9 @@ def late_keys(shape: Shape, device: torch.device) -> Options:
     return {"mask_mod": mask_mod}
 
 
-def block_mask(mask_mod: Callable[[Shape, torch.device], Options]) -> MakeOptions:
+def exact(mask_mod: Callable[[Shape, torch.device], Options]) -> MakeOptions:
+    """Return a block mask as fovea makes it, whose lists a kernel may not have to read."""
+
     def make(shape: Shape, device: torch.device) -> Options:
         function = mask_mod(shape, device)["mask_mod"]
         size = (shape.batch, shape.heads_q, shape.seqlen_q, _keys(shape))
@@ -191,8 +193,45 @@ def block_mask(mask_mod: Callable[[Shape, torch.device], Options]) -> MakeOption
     return make
 
 
+def block_mask(mask_mod: Callable[[Shape, torch.device], Options]) -> MakeOptions:
+    """Return a block mask whose lists have to be read."""
+
+    def make(shape: Shape, device: torch.device) -> Options:
+        made = exact(mask_mod)(shape, device)
+        made["block_mask"].kv_num_blocks = made["block_mask"].kv_num_blocks.clone()
+        return made
+
+    return make
+
+
 def window_mod(shape: Shape, device: torch.device) -> Options:
     return {"mask_mod": mods.sliding_window(200)}
+
+
+def ranges_by_head(shape: Shape, device: torch.device) -> Options:
+    """Ranges of any length that differ by row, head and batch entry; one row in ten is empty."""
+    generator = torch.Generator().manual_seed(5)
+    rows = (shape.batch, shape.heads_q, shape.seqlen_q)
+    ends = torch.randint(0, _keys(shape) + 1, (*rows, 2), generator=generator)
+    begin, end = ends.amin(-1), ends.amax(-1)
+    end[..., ::10] = begin[..., ::10]
+    begin, end = begin.to(device), end.to(device)
+
+    def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (kv_idx >= begin[b, h, q_idx]) & (kv_idx < end[b, h, q_idx])
+
+    return {"mask_mod": mask_mod}
+
+
+def far_ranges(shape: Shape, device: torch.device) -> Options:
+    """Few keys a row, those of neighbouring groups of 64 rows at either end of the keys."""
+    last = _keys(shape) - 40
+
+    def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        begin = torch.where(q_idx // 64 % 2 == 0, q_idx % 7, last)
+        return (kv_idx >= begin) & (kv_idx < begin + 1 + q_idx % 33)
+
+    return {"mask_mod": mask_mod}
 
 
 def late_rows(shape: Shape, device: torch.device) -> Options:

@@ -61,6 +61,8 @@ class Explanation:
         copies: inputs whose layout a kernel cannot read in place.
         limits: least and largest kv_idx - q_idx of masks that kernels take as limits, with block
             lists that are not read then; None where no mask is such a band.
+        key_ranges: architectures whose kernels take the block mask as a range of keys for each row,
+            and read no lists: that of a mask by which no row sees several.
     """
 
     call: str
@@ -78,6 +80,7 @@ class Explanation:
     ignored_options: tuple[str, ...]
     copies: tuple[str, ...]
     limits: tuple[int | None, int | None] | None
+    key_ranges: tuple[str, ...]
 
     @property
     def kernel(self) -> Kernel | None:
@@ -177,6 +180,9 @@ def explain_problem(
         ignored_options=ignored,
         copies=_copies(problem),
         limits=None if band_call is problem else band_call.limits,
+        key_ranges=tuple(
+            name for name, a in ARCHS.items() if as_band_call(problem, a).key_ranges is not None
+        ),
     )
 
 
@@ -329,6 +335,11 @@ def _lines(e: Explanation) -> list[str]:
         lines.append(
             f"masks         limits in a kernel, {least} <= kv_idx - q_idx <= {largest}: no "
             "function runs, no block list is read"
+        )
+    if e.key_ranges:
+        lines.append(
+            f"block mask    a range of keys for each row in kernels for {', '.join(e.key_ranges)}: "
+            "no function runs, no block list is read"
         )
     if e.copies:
         lines.append(f"copied first  {', '.join(e.copies)}")

@@ -142,7 +142,7 @@ def _origins(problem: AttentionProblem, arch: Arch) -> list[tuple[AttentionProbl
     from fovea.plan.band_calls import as_band_call
 
     lists = problem.block_lists
-    if lists is None or as_band_call(problem).block_lists is not None:
+    if lists is None or as_band_call(problem, arch).block_lists is not None:
         return [(problem, "")]
     # Exact are the very tensors that fovea made (`tiling/exact_lists.py`), and no others.
     others = replace(lists, kv_num_blocks=lists.kv_num_blocks.clone())

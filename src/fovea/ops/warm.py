@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from fovea.arch import arch_of
 from fovea.mods.trace import TracedMod
 from fovea.ops import eager
 from fovea.ops.eager import Call, is_watched
@@ -23,11 +24,13 @@ from fovea.problem import AttentionProblem, Results
 from fovea.problem.block_masks import KnownLists, recall
 from fovea.problem.known_mods import ModReader, Scalars, reader_of
 from fovea.problem.parts import NO_SCALARS, Numbers
+from fovea.tiling.exact_lists import Exactness
 
 # q, k, v, the fields of a `Request` in its order, backend: as the user passed them.
 Passed = tuple[Tensor, Tensor, Tensor, tuple[Any, ...], str | None]
 
 _LIMIT = 2048  # keys; a server may see a new length in every call
+_BLOCK_MASK = 2  # the place of its mask_mod among the mods of a call
 _MODS_LIMIT = 8  # calls of one key that differ in what their mods capture
 
 _is_autocast_on = torch._C._is_any_autocast_enabled  # pyright: ignore
@@ -44,17 +47,25 @@ class _Known:
         readers: (0 for the score_mod, 1 for the mask_mod, 2 for the block mask's, its reader).
         fixed: by the same places, the numbers that a mod must have: those of a mask that became
             limits of the kernel.
+        listed: canonical text of the mask that the block lists must say exactly, since the kernel
+            does not read them; None where it does.
     """
 
-    __slots__ = ("call", "fixed", "numbers", "readers")
+    __slots__ = ("call", "fixed", "listed", "numbers", "readers")
 
     def __init__(
-        self, call: Call, numbers: Numbers, readers: Readers, fixed: dict[int, Scalars]
+        self,
+        call: Call,
+        numbers: Numbers,
+        readers: Readers,
+        fixed: dict[int, Scalars],
+        listed: str | None,
     ) -> None:
         self.call = call
         self.numbers = numbers
         self.readers = readers
         self.fixed = fixed
+        self.listed = listed
 
 
 # By `_key`; None, the key of calls that are not looked up, is never there.
@@ -79,7 +90,7 @@ def attend(passed: Passed) -> Results | None:
         if score_mod is not None or mask_mod is not None or block_mask is not None:
             mods = (score_mod, mask_mod, None if block_mask is None else block_mask.mask_mod)
             tensors = [q, k, v, sink]
-            read = _read(found, mods, tensors)
+            read = _read(found, mods, tensors, None if lists is None else lists.exactness)
             if read is None:
                 return None
             known, scalars = read
@@ -118,14 +129,16 @@ def remember(passed: Passed, problem: AttentionProblem, call: Call) -> None:
             readers.append((place, reader))
     scale = problem.q.shape[-1] ** -0.5
     numbers = (None, scale, NO_SCALARS)
-    band = as_band_call(problem)
+    band = as_band_call(problem, arch_of(problem.device))
     kept = (band.score_mod, band.mask_mod, band.block_mask_mod)
     fixed = {
         place: mod.scalars
         for place, mod in enumerate(mods)
         if mod is not None and kept[place] is None
     }
-    known = _Known(call, numbers, tuple(readers), fixed)
+    listed = problem.block_mask_mod
+    text = listed.graph.text() if listed is not None and _BLOCK_MASK in fixed else None
+    known = _Known(call, numbers, tuple(readers), fixed, text)
     if len(_known) >= _LIMIT:
         _known.clear()
     # Without mods one call is all there can be.
@@ -210,7 +223,10 @@ def _sink_key(sink: Tensor) -> tuple[Any, ...]:
 
 
 def _read(
-    found: tuple[_Known, ...], mods: tuple[Any, Any, Any], tensors: list[Any]
+    found: tuple[_Known, ...],
+    mods: tuple[Any, Any, Any],
+    tensors: list[Any],
+    exact: Exactness | None,
 ) -> tuple[_Known, tuple[Scalars, Scalars, Scalars]] | None:
     """Return the first known call whose mods captured the same kinds of things, and the scalars.
 
@@ -221,9 +237,14 @@ def _read(
         scalars = NO_SCALARS
         # Which mods there are is part of the key.
         for place, reader in known.readers:
+            before = len(tensors)
             read = reader.read(mods[place], tensors)
             if read is None:
                 break
+            if place == _BLOCK_MASK and known.listed is not None:
+                captures = tuple(tensors[before:])
+                if exact is None or not exact.says(known.listed, read, captures):
+                    break
             if read:
                 if not _are_narrow(read) or known.fixed.get(place, read) != read:
                     break

@@ -1,24 +1,28 @@
-"""Calls whose masks are a band beside the diagonal, as calls without those masks.
+"""Calls whose masks are bands or ranges of keys, as calls without those masks.
 
-Lives here: the step from a mask_mod or block mask that says "causal" or "window" to limits, which
-cost a kernel two comparisons a row instead of a function a score, and let it choose its tiles
-freely. Not here: the reading of masks (`mods/bands.py`), which lists are exact
+Lives here: the step from a mask_mod or block mask that says "causal" or "window" to limits, and
+from the block mask of any mask by which a row sees one range of keys to those ranges. Both cost a
+kernel two comparisons a row instead of a function a score, and let it choose its tiles freely. Not
+here: the reading of masks (`mods/bands.py`, `tiling/key_ranges.py`), which lists are exact
 (`tiling/exact_lists.py`). Invariant: the same keys are visible; block lists that fovea did not make
 from their mask itself are always honoured.
 """
 
 from dataclasses import replace
 
+from fovea.arch import Arch
 from fovea.mods.bands import band_of_mask
 from fovea.mods.trace import TracedMod
 from fovea.problem import AttentionProblem
 from fovea.problem.value import Window
-from fovea.tiling.exact_lists import is_exact
+from fovea.tiling.exact_lists import exact_for
+from fovea.tiling.key_ranges import KeyRanges
 
 
-def as_band_call(problem: AttentionProblem) -> AttentionProblem:
+def as_band_call(problem: AttentionProblem, arch: Arch | None = None) -> AttentionProblem:
     """Return the same call with masks that are bands as limits; the problem itself without any.
 
+    Where the kernels of an architecture take them, block masks may become ranges of keys.
     In packed calls positions count from each sequence's start, while a bottom-right diagonal
     differs between them: those stay as they are.
     """
@@ -26,13 +30,23 @@ def as_band_call(problem: AttentionProblem) -> AttentionProblem:
         return problem
     mask_mod, limits = _without(problem.mask_mod, problem.limits)
     lists, listed_mod = problem.block_lists, problem.block_mask_mod
-    if lists is not None and listed_mod is not None and is_exact(lists, listed_mod):
+    ranges: KeyRanges | None = None
+    exact = None if lists is None or listed_mod is None else exact_for(lists, listed_mod)
+    if exact is not None:
         listed_mod, limits = _without(listed_mod, limits)
-        lists = lists if listed_mod is not None else None
+        if listed_mod is not None and arch is not None and arch.name == "sm90":
+            ranges = exact.ranges
+        if listed_mod is None or ranges is not None:
+            lists = listed_mod = None
     if mask_mod is problem.mask_mod and lists is problem.block_lists:
         return problem
     return replace(
-        problem, mask_mod=mask_mod, block_lists=lists, block_mask_mod=listed_mod, limits=limits
+        problem,
+        mask_mod=mask_mod,
+        block_lists=lists,
+        block_mask_mod=listed_mod,
+        limits=limits,
+        key_ranges=ranges,
     )
 
 

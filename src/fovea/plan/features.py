@@ -29,12 +29,14 @@ class ForwardFeatures:
     block_lists: bool = False
     full_lists: bool = False
     block_mask_mod: Graph | None = None
+    key_ranges: bool = False  # each row's keys as a range in memory, in place of block lists
     wide_integers: bool = False  # a mod's run-time integer needs 64-bit index arithmetic
     varlen: bool = False  # packed sequences, whose lengths lie in device memory
 
     def __post_init__(self) -> None:
         """Check that the features fit together."""
         assert self.block_lists or not (self.full_lists or self.block_mask_mod)
+        assert not (self.key_ranges and (self.block_lists or self.varlen))
 
     @property
     def modifies_score(self) -> bool:
@@ -72,6 +74,7 @@ _FLAGS = (
     "max_score",
     "block_lists",
     "full_lists",
+    "key_ranges",
     "wide_integers",
     "varlen",
 )

@@ -39,7 +39,7 @@ _MAX_SEQLEN = 2**30  # positions and their sums stay in 32 bits
 
 def unsupported(problem: AttentionProblem, arch: Arch) -> str | None:
     """Return what the kernels of an architecture lack for a problem, or None if they take it."""
-    problem = as_band_call(problem)
+    problem = as_band_call(problem, arch)
     return (
         _lacking_dtype(problem)
         or _lacking_head_dim(problem, arch)
@@ -51,7 +51,7 @@ def unsupported(problem: AttentionProblem, arch: Arch) -> str | None:
 
 def forward_plan(problem: AttentionProblem, arch: Arch) -> ForwardPlan:
     """Return the forward plan of a problem that `unsupported` has nothing against."""
-    problem = as_band_call(problem)
+    problem = as_band_call(problem, arch)
     dtype = "bfloat16" if problem.dtype == torch.bfloat16 else "float16"
     features = forward_features(problem)
     if arch.name == "sm90":
@@ -85,10 +85,11 @@ def _packs_heads(problem: AttentionProblem, features: ForwardFeatures) -> bool:
     # Rows of packed sequences, idle ones too, times heads stay in 32 bits.
     rows = problem.seqlen_q if problem.varlen is None else problem.q.shape[0]
     is_small = rows * problem.group_size < _MAX_SEQLEN
+    has_map = features.block_lists or features.key_ranges  # of query tiles, which count no heads
     is_one_width = problem.head_dim == problem.head_dim_v in sm90.PACKED_HEAD_DIMS
     if problem.is_paged and not is_one_width:
         return False
-    return problem.seqlen_q <= FEW_QUERIES and is_small and not features.block_lists
+    return problem.seqlen_q <= FEW_QUERIES and is_small and not has_map
 
 
 def num_splits(problem: AttentionProblem, plan: ForwardPlan, num_sms: int) -> int:
@@ -143,6 +144,7 @@ def forward_features(problem: AttentionProblem) -> ForwardFeatures:
         block_lists=lists is not None,
         full_lists=lists is not None and lists.full_kv_num_blocks is not None,
         block_mask_mod=block_mask_mod.graph if lists is not None and block_mask_mod else None,
+        key_ranges=problem.key_ranges is not None,
         wide_integers=needs_wide_integers(problem),
         varlen=problem.varlen is not None,
     )

@@ -66,7 +66,8 @@ class ForwardPlan:
         # A block list belongs to one head, and packed rows are loaded by the warps that read them.
         if self.packs_heads:
             assert not (self.features.block_lists or self.looks_ahead or self.cluster > 1)
-        if self.skips_hidden and self.looks_ahead:
+        assert self.cluster == 1 or not self.features.key_ranges
+        if self.skips_hidden and self.looks_ahead and not self.ends_first:
             # K of the next query tile comes behind the V tiles that a warpgroup skips, while it
             # still holds its last one.
             skipped = -(-(self.tile_m - WARPGROUP_ROWS) // self.tile_n)
@@ -163,6 +164,7 @@ class ForwardPlan:
             + WORK_STAGES * self.tile_m  # one flag per row: redo it
             + 16 * (self.cluster > 1)  # the mailbox, aligned
             + WORK_STAGES * SEQUENCE_WORDS * 4 * self.features.varlen
+            + WORK_STAGES * self.num_consumers * 16 * self.features.key_ranges
         )
         kv_bytes = self.kv_stages * (self.k_edge.stage_bytes + self.v_edge.stage_bytes)
         q_bytes = self.q_edge.stages * self.q_stage_elements * ELEMENT_BYTES
@@ -185,16 +187,29 @@ class ForwardPlan:
     def skips_hidden(self) -> bool:
         """True where a warpgroup skips KV tiles of the CTA's walk that hold no key for its rows."""
         features = self.features
-        has_band = features.limit_left or features.limit_right
+        has_band = features.limit_left or features.limit_right or features.key_ranges
         is_plain = not (features.block_lists or self.packs_heads)
         return has_band and is_plain and self.num_consumers > 1
+
+    @property
+    def skips_far(self) -> bool:
+        """True where the tiles that a warpgroup skips in a row may be more than the ring holds."""
+        return self.skips_hidden and self.features.key_ranges
+
+    @property
+    def ends_first(self) -> bool:
+        """True where V of a walk's last visit is given back before the next tile's K is waited for.
+
+        That K may lie behind many uses of the rings.
+        """
+        return self.passes_uses or self.skips_far
 
     @property
     def passes_uses(self) -> bool:
         """True where a CTA passes over uses of the rings that the other of its cluster needs alone.
 
-        Then the next query tile's K may lie behind many of them, so V of the last visit has to be
-        given back before it is waited for.
+        Its consumers count their own fills, and V of the last visit is given back first
+        (`ends_first`).
         """
         return self.cluster > 1 and self.is_dynamic
 
@@ -213,7 +228,8 @@ class ForwardPlan:
     def is_banded(self) -> bool:
         """True where tiles beside a query tile's first may hold hidden positions."""
         features = self.features
-        return features.limit_left or features.limit_right or features.block_lists
+        has_limits = features.limit_left or features.limit_right
+        return has_limits or features.block_lists or features.key_ranges
 
     @property
     def is_dynamic(self) -> bool:
@@ -284,7 +300,7 @@ def forward_tile(
     spend their time at the ends of a query tile, where a second Q buffer helps more than width.
     """
     if head_dims == (192, 128) and not (features.block_lists or features.has_mods):
-        is_banded = features.limit_left or features.limit_right
+        is_banded = features.limit_left or features.limit_right or features.key_ranges
         return TileShape(128, 128, 2, 1, 1 if is_banded else 2)
     widest = max(head_dims)
     return TileShape(*_tile_shapes(features, is_short=is_short)[128 if widest == 96 else widest])
@@ -307,6 +323,8 @@ def _tile_shapes(features: ForwardFeatures, *, is_short: bool) -> dict[int, tupl
     tall = {**narrow, 64: (256, 64, 6, 2), 128: (192, 64, 4, 2), 192: (128, 96, 2, 1)}
     # Sharing K and V in a cluster helps where 128 rows read them, and long walks a little; where
     # query tiles differ in work the two CTAs wait for each other.
+    if features.key_ranges:
+        return tall
     if features.limit_left or features.limit_right:
         return tall if is_short else {**tall, 256: (128, 64, 2, 1, 2)}
     shared = {**tall, 192: (128, 112, 2, 1, 2), 256: (128, 80, 2, 1, 2)}

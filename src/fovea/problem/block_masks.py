@@ -27,7 +27,7 @@ class KnownLists(NamedTuple):
     """Validated lists, their tensors, and a number for all that is not contents.
 
     Two masks have the same `layout` exactly if shapes, sizes and devices are the same, and both or
-    neither are exact.
+    neither are exact, with or without ranges.
     """
 
     lists: BlockLists
@@ -106,10 +106,16 @@ def _remember(key: int, block_mask: object) -> BlockLists:
 
 def _layout_of(lists: BlockLists) -> int:
     """Return a number that no lists of other shapes, sizes or device have."""
+    exact = exactness(lists)
     layout = (
         *(None if t is None else (t.shape, t.stride(), t.device) for t in lists.tensors()),
         *(lists.block_q, lists.block_kv, lists.seqlen_q, lists.seqlen_kv),
-        *(lists.batch, lists.heads, exactness(lists) is not None),
+        *(
+            lists.batch,
+            lists.heads,
+            exact is not None,
+            exact is not None and exact.ranges is not None,
+        ),
     )
     if len(_layouts) >= _LAYOUT_LIMIT:
         _layouts.clear()  # numbers are not used again

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fovea.mods.trace import TracedMod
 from fovea.tiling.block_lists import BlockLists
+from fovea.tiling.key_ranges import KeyRanges
 
 Causal = Literal["bottom_right", "top_left"]
 Window = tuple[int | None, int | None]
@@ -53,6 +54,7 @@ class AttentionProblem:
         window: keys visible left and right of the diagonal, None = unlimited.
         limits: least and largest kv_idx - q_idx that is visible, beside causal and window; None =
             unlimited. Of masks that are bands, see `plan/band_calls.py`.
+        key_ranges: the keys that each row sees, in place of block lists that say the same.
         softcap, scale: host numbers, or 0-d tensors on the device of q that only a kernel reads.
         has_default_scale: whether scale is 1/sqrt(head_dim), and so no run-time number.
         block_mask_mod: the BlockMask's own mask_mod, skipped on full blocks.
@@ -67,6 +69,7 @@ class AttentionProblem:
     causal: Causal | None = None
     window: Window = (None, None)
     limits: Window = (None, None)
+    key_ranges: KeyRanges | None = None
     softcap: float | Tensor | None = None
     scale: float | Tensor
     has_default_scale: bool = False

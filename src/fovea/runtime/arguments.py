@@ -21,6 +21,8 @@ from fovea.problem import AttentionProblem, Results, strides_in_order
 from fovea.problem.known_mods import Scalars
 from fovea.problem.parts import NO_SCALARS, Numbers
 from fovea.runtime.stream_memory import StreamMemory
+from fovea.tiling.exact_lists import ranges_beside
+from fovea.tiling.key_ranges import GROUP_ROWS
 from fovea.tiling.order import section_heads
 
 _ALIGNMENT_BYTES = 16  # of base and strides, asked by the copy engine
@@ -28,6 +30,8 @@ _ALIGNMENT_ELEMENTS = 8
 # What K and V of the heads in flight may fill of the H200's 60 MB of L2; the rest is for Q and O.
 _L2_BYTES = 32 * 1024**2
 
+
+_NUM_LISTS = 8  # tensors of a block mask
 
 MemoryOf = Callable[[torch.device], StreamMemory | None]
 
@@ -62,6 +66,7 @@ class ForwardLaunch:
         "out_strides",
         "partial_shapes",
         "query_tiles",
+        "range_groups",
         "takes_as_is",
         "wants_max_score",
     )
@@ -109,6 +114,8 @@ class ForwardLaunch:
         self.is_paired = tuple(
             paired for mod in mods if mod is not None for paired in read_in_pairs(mod.graph)
         )
+        # Of a query tile, in plans that read ranges of keys.
+        self.range_groups = plan.tile_m // GROUP_ROWS if plan.features.key_ranges else 0
         lists = problem.block_lists
         self.lists = None if lists is None else (lists.block_q, lists.block_kv // plan.tile_n)
         # Per block of queries and in all.
@@ -173,7 +180,7 @@ class ForwardLaunch:
             None if sink is None else sink.float(),
             None if self.partial_shapes is None else self._partials(memory),
             counter,
-            None if self.lists is None else self._lists(tensors[place : place + 4], order),
+            self._keys(tensors, place, order),
             self._sequences(tensors[-5:]) if self.num_sequences else None,
             (scale, scale * LOG2_E, 1.0 if softcap is None else softcap),
             self.integers,
@@ -194,8 +201,17 @@ class ForwardLaunch:
             *(listed if has_listed else ()),
         ) or None
 
-    def _lists(self, lists: Sequence[Any], order: Tensor | None) -> tuple[Any, ...]:
-        assert self.lists is not None
+    def _keys(
+        self, tensors: Sequence[Any], place: int, order: Tensor | None
+    ) -> tuple[Any, ...] | None:
+        """Return the block lists or the ranges of keys, whichever the plan reads, else None."""
+        if self.range_groups:
+            # The lists come last, and were exact when the call began.
+            rows, groups, orders = ranges_beside(tensors[-_NUM_LISTS])
+            return rows, groups, orders[self.range_groups - 1]
+        if self.lists is None:
+            return None
+        lists = tensors[place : place + 4]
         if order is None:
             # Never read, but the launcher wants a vector.
             return (*lists, lists[0][0, 0], 0, *self.lists)

@@ -72,12 +72,12 @@ def _launch(problem: AttentionProblem, memory_of: MemoryOf | None = None) -> For
     """Return the launch of problems like this one, None where they need no kernel."""
     if is_trivial(problem):
         return None
-    problem = as_band_call(problem)
+    arch = arch_of(problem.device)
+    assert arch is not None, problem.device
+    problem = as_band_call(problem, arch)
     key = (*_key(problem), memory_of)
     found = _launches.get(key)
     if found is None:
-        arch = arch_of(problem.device)
-        assert arch is not None, problem.device
         plan = forward_plan(problem, arch)
         launcher = _launcher(plan, arch, problem.device)
         num_sms = _num_sms(problem.device)
@@ -114,6 +114,7 @@ def _key(problem: AttentionProblem) -> tuple[Hashable, ...]:
         *(None if mod is None else mod.graph for mod in mods),
         mods != (None, None, None) and (needs_wide_integers(problem), has_plain_captures(problem)),
         lists and (lists.block_q, lists.block_kv, lists.full_kv_num_blocks is None),
+        problem.key_ranges is not None,
         problem.varlen and (problem.batch, problem.seqlen_q, problem.seqlen_kv),
     )
 

@@ -54,7 +54,7 @@ def emulate(
     if trivial is not None:
         return trivial, ()
     numbers, tensors = numbers_of(problem), tensors_of(problem)
-    problem = as_band_call(problem)
+    problem = as_band_call(problem, arch)
     plan = forward_plan(problem, arch)
     run = _launcher(plan, arch, options)
     results: list[Result] = []

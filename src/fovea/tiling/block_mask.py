@@ -20,6 +20,7 @@ from fovea.mods.trace import TracedMod, trace_mask_mod
 from fovea.tiling.block_lists import BlockLists
 from fovea.tiling.block_states import BlockGrid, Boxes, block_states
 from fovea.tiling.exact_lists import record
+from fovea.tiling.key_ranges import find_key_ranges
 from fovea.tiling.mask_intervals import MaskIntervals
 
 if TYPE_CHECKING:
@@ -110,15 +111,17 @@ def _build(
             block_kv=block_kv,
             device=place,
         )
+        states = block_states(program, grid)
+        ranges = find_key_ranges(program, grid, states)
         lists = BlockLists.from_states(
-            block_states(program, grid),
+            states,
             seqlen_q=seqlen_q,
             seqlen_kv=seqlen_kv,
             block_q=block_q,
             block_kv=block_kv,
         )
     lists = lists.expanded(batch, heads)
-    record(lists, mask)
+    record(lists, mask, ranges)
     return lists.to_torch(mask_mod)
 
 

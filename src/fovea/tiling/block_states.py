@@ -137,7 +137,7 @@ def _settle(
     program: MaskProgram, grid: BlockGrid, states: Tensor, regions: Tensor, level: int
 ) -> None:
     """Write what interval analysis says of `regions` into `states`."""
-    for part in _pieces(regions, _BATCH_REGIONS):
+    for part in pieces(regions, _BATCH_REGIONS):
         states[tuple(part.unbind(1))] = program.classify(grid.boxes(part, level))
 
 
@@ -157,7 +157,7 @@ def _children(parents: Tensor, size: tuple[int, int]) -> Iterator[Tensor]:
     )
     scale = torch.tensor([1, 1, _FAN_OUT, _FAN_OUT], device=parents.device)
     limit = torch.tensor(size, device=parents.device)
-    for part in _pieces(parents, _BATCH_REGIONS // _FAN_OUT**2):
+    for part in pieces(parents, _BATCH_REGIONS // _FAN_OUT**2):
         children = ((part * scale)[:, None] + offsets).reshape(-1, 4)
         yield children[(children[:, 2:] < limit).all(1)]
 
@@ -167,7 +167,7 @@ def _evaluate_undecided(program: MaskProgram, grid: BlockGrid, states: Tensor) -
     columns = states.shape[-1]
     lines = states.view(-1, columns)
     step = max(1, _BATCH_BLOCKS // columns)
-    total = sum(int((part == UNDECIDED).sum()) for part in _pieces(lines, step))
+    total = sum(int((part == UNDECIDED).sum()) for part in pieces(lines, step))
     if total == 0:
         return
     with Progress("create_block_mask", total) as progress:
@@ -190,17 +190,17 @@ def _exact_states(
     """Return the states (n,) int8 of blocks: by samples first, then by every position."""
     states = torch.full_like(boxes.b, UNDECIDED, dtype=torch.int8)
     area = grid.block_q * grid.block_kv
-    batch = _batch_positions(grid.device) // program.width
+    batch = batch_positions(grid.device) // program.width
     for samples in (*_SAMPLES, None):
         if samples is not None and 2 * samples**2 > area:
             continue
         rest = (states == UNDECIDED).nonzero().squeeze(1)
         positions = area if samples is None else samples**2
-        for part in _pieces(rest, max(1, batch // positions)):
+        for part in pieces(rest, max(1, batch // positions)):
             some = take(boxes, part)
             if samples is None:
-                q_idx = _every(some.q_first, some.q_last, grid.block_q)
-                kv_idx = _every(some.kv_first, some.kv_last, grid.block_kv)
+                q_idx = every(some.q_first, some.q_last, grid.block_q)
+                kv_idx = every(some.kv_first, some.kv_last, grid.block_kv)
             else:
                 q_idx = _spread(some.q_first, some.q_last, samples)
                 kv_idx = _spread(some.kv_first, some.kv_last, samples)
@@ -224,7 +224,7 @@ def _states_at(program: MaskProgram, boxes: Boxes, q_idx: Tensor, kv_idx: Tensor
     return any_visible.to(torch.int8) + all_visible.to(torch.int8)
 
 
-def _pieces(tensor: Tensor, rows: int) -> Iterator[Tensor]:
+def pieces(tensor: Tensor, rows: int) -> Iterator[Tensor]:
     """Yield views of at most `rows` rows each."""
     for begin in range(0, tensor.shape[0], rows):
         yield tensor[begin : begin + rows]
@@ -242,7 +242,7 @@ def take(boxes: Boxes, index: Tensor | slice) -> Boxes:
     )
 
 
-def _every(first: Tensor, last: Tensor, size: int) -> Tensor:
+def every(first: Tensor, last: Tensor, size: int) -> Tensor:
     """Return (n, size) positions from `first` on; `last` is repeated, which is harmless."""
     step = torch.arange(size, device=first.device)
     return torch.minimum(first[:, None] + step, last[:, None])
@@ -254,5 +254,6 @@ def _spread(first: Tensor, last: Tensor, samples: int) -> Tensor:
     return first[:, None] + (last - first)[:, None] * step // (samples - 1)
 
 
-def _batch_positions(device: torch.device) -> int:
+def batch_positions(device: torch.device) -> int:
+    """Return how many positions are evaluated at a time."""
     return _BATCH_POSITIONS_CPU if device.type == "cpu" else _BATCH_POSITIONS_ACCELERATOR

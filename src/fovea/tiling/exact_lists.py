@@ -1,8 +1,10 @@
 """Block lists known to say exactly what their mask_mod says, since fovea made them from it.
 
-Lives here: the table of such lists. Not here: their making (`block_mask.py`), what follows from it
+Lives here: the table of such lists, and of the ranges of keys that say the same where there are
+any. Not here: their making (`block_mask.py`, `key_ranges.py`), what follows from it
 (`plan/band_calls.py`). Invariant: lists count as exact only as long as they are the very tensors
-that were made, unchanged, beside the same mask with the same numbers.
+that were made, unchanged, beside the same mask with the same numbers and the same captured tensors,
+unchanged.
 """
 
 import weakref
@@ -12,31 +14,49 @@ from torch import Tensor
 
 from fovea.mods.trace import TracedMod
 from fovea.tiling.block_lists import BlockLists
+from fovea.tiling.key_ranges import KeyRanges
 
 
 class Exactness(NamedTuple):
     """The lists of one mask as they were made."""
 
     tensors: tuple[weakref.ref[Tensor] | None, ...]
-    versions: tuple[int, ...]
+    captures: tuple[weakref.ref[Tensor], ...]  # of the mask
+    versions: tuple[int, ...]  # of both
     mask: str  # canonical text
     scalars: tuple[int | float, ...]
     sizes: tuple[int, int, int, int]
+    ranges: KeyRanges | None
 
     def holds(self) -> bool:
-        """Return whether the lists are still there and unchanged."""
-        alive = [None if reference is None else reference() for reference in self.tensors]
+        """Return whether lists and captures are still there and unchanged."""
+        references = (*self.tensors, *self.captures)
+        alive = [None if reference is None else reference() for reference in references]
         return tuple(0 if t is None else t._version for t in alive) == self.versions  # pyright: ignore
+
+    def says(
+        self, mask: str, scalars: tuple[int | float, ...], captures: tuple[Tensor, ...]
+    ) -> bool:
+        """Return whether the lists were made of this mask: its text, numbers and tensors."""
+        return (
+            self.mask == mask
+            and self.scalars == scalars
+            and len(captures) == len(self.captures)
+            and all(
+                reference() is tensor
+                for reference, tensor in zip(self.captures, captures, strict=True)
+            )
+        )
 
 
 _table: dict[int, Exactness] = {}
 
 
-def record(lists: BlockLists, mask: TracedMod) -> None:
-    """Remember that lists are exact. Nothing is remembered of masks that captured tensors."""
+def record(lists: BlockLists, mask: TracedMod, ranges: KeyRanges | None) -> None:
+    """Remember that lists are exact, and the ranges that say the same."""
     tensors = _tensors(lists)
-    if mask.captures or any(t is not None and t.is_inference() for t in tensors):
-        return
+    if any(t is not None and t.is_inference() for t in (*tensors, *mask.captures)):
+        return  # they have no versions
     key = id(lists.kv_num_blocks)
 
     def forget(_: object) -> None:
@@ -47,10 +67,12 @@ def record(lists: BlockLists, mask: TracedMod) -> None:
             None if t is None else weakref.ref(t, forget if place == 0 else None)
             for place, t in enumerate(tensors)
         ),
-        tuple(0 if t is None else t._version for t in tensors),  # pyright: ignore
+        tuple(weakref.ref(t) for t in mask.captures),
+        tuple(0 if t is None else t._version for t in (*tensors, *mask.captures)),  # pyright: ignore
         mask.graph.text(),
         mask.scalars,
         _sizes(lists),
+        ranges,
     )
 
 
@@ -65,10 +87,19 @@ def exactness(lists: BlockLists) -> Exactness | None:
     return found
 
 
-def is_exact(lists: BlockLists, mask: TracedMod) -> bool:
-    """Return whether lists say exactly what a mask says."""
+def exact_for(lists: BlockLists, mask: TracedMod) -> Exactness | None:
+    """Return what is known of lists that say exactly what a mask says; None of any others."""
     found = exactness(lists)
-    return found is not None and found.mask == mask.graph.text() and found.scalars == mask.scalars
+    if found is None or not found.says(mask.graph.text(), mask.scalars, mask.captures):
+        return None
+    return found
+
+
+def ranges_beside(kv_num_blocks: Tensor) -> KeyRanges:
+    """Return the ranges of a mask whose lists are exact, by the first of them."""
+    ranges = _table[id(kv_num_blocks)].ranges
+    assert ranges is not None
+    return ranges
 
 
 def _tensors(lists: BlockLists) -> tuple[Tensor | None, ...]:

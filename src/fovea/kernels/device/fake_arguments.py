@@ -64,6 +64,18 @@ def block_lists(features: ForwardFeatures) -> tuple[Any, ...] | None:
     )
 
 
+def key_ranges() -> tuple[Any, ...]:
+    """Return the ranges of rows and of groups of rows, and the order of query tiles."""
+
+    def numbers(width: int) -> Any:
+        batch, heads, rows = (cute.sym_int32() for _ in range(3))
+        strides = tuple(cute.sym_int64(divisibility=width) for _ in range(3))
+        shape = (batch, heads, rows, width)
+        return make_fake_tensor(cutlass.Int32, shape, (*strides, 1), assumed_align=4 * width)
+
+    return numbers(2), numbers(4), strided(cutlass.Int32, 1)
+
+
 def captures(features: ForwardFeatures) -> tuple[Any, ...] | None:
     """Return what mods captured; None, not an empty tuple: the launcher has no type for nothing."""
     return (

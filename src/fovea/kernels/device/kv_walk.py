@@ -10,6 +10,12 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 
+from fovea.kernels.device.key_ranges import (
+    KeyRangeTensors,
+    lane_span,
+    narrowed_span,
+    united_span,
+)
 from fovea.kernels.device.masking import Band, TileSpan, tile_span
 from fovea.kernels.device.packing import query_span
 from fovea.kernels.device.scheduler import Tile, TileOrder
@@ -57,6 +63,7 @@ class Walk(NamedTuple):
     lead: cutlass.Int32  # uses of the K and V rings before the first visit: for the other CTA
     uses: cutlass.Int32  # of the rings in all, `visits` without a cluster
     sequence: Sequence | tuple  # of packed batches, else ()
+    lane_span: TileSpan | tuple  # with ranges of keys, while the load role has the walk, else ()
 
 
 def _list_row(
@@ -75,9 +82,16 @@ def _end_past_keys(band: Band, plan) -> cutlass.Int32:
 
 
 @cute.jit
-def reorder(tile: Tile, order: TileOrder, lists: BlockListTensors | None) -> Tile:
-    """Return the query tile that the lists' own order puts in the place of this one."""
+def reorder(
+    tile: Tile,
+    order: TileOrder,
+    lists: BlockListTensors | None,
+    ranges: KeyRangeTensors | None = None,
+) -> Tile:
+    """Return the query tile that the lists' or ranges' own order puts in the place of this one."""
     m_idx = tile.m_idx
+    if cutlass.const_expr(ranges is not None):
+        m_idx = ranges.mOrder[order.num_m_tiles - 1 - m_idx]
     if cutlass.const_expr(lists is not None):
         if lists.has_order != 0:
             m_idx = lists.mOrder[order.num_m_tiles - 1 - m_idx]
@@ -115,8 +129,9 @@ def make_walk(
     plan: cutlass.Constexpr,
     share: Share | None = None,
     sequence: Sequence | tuple = (),
+    ranges: KeyRangeTensors | None = None,
 ) -> Walk:
-    """Return the walk of a query tile, `band` being that of its sequence."""
+    """Return the walk of a query tile, `band` being that of its sequence. Run by a whole warp."""
     row_begin = tile.m_idx * plan.tile_m
     row_end = row_begin + plan.tile_m
     if cutlass.const_expr(plan.packs_heads):
@@ -124,6 +139,10 @@ def make_walk(
     span = tile_span(row_begin, row_end, band, plan.tile_n, plan.features)
     if cutlass.const_expr(plan.packs_heads):
         span = _part(span, share)
+    own_span = ()
+    if cutlass.const_expr(plan.features.key_ranges):
+        own_span = lane_span(ranges, tile, plan)
+        span = narrowed_span(span, united_span(own_span))
     visits = span.end - span.begin
     partial_visits = cutlass.Int32(0)
     q_block = cutlass.Int32(0)
@@ -159,6 +178,7 @@ def make_walk(
         lead=cutlass.Int32(0),
         uses=cutlass.max(visits, 1),
         sequence=sequence,
+        lane_span=own_span,
     )
 
 

@@ -11,8 +11,9 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 
+from fovea.kernels.device.key_ranges import narrowed_span
 from fovea.kernels.device.kv_walk import Walk
-from fovea.kernels.device.masking import Band, tile_span
+from fovea.kernels.device.masking import Band, TileSpan, tile_span
 from fovea.kernels.device.values import select
 
 
@@ -31,8 +32,9 @@ def own_visits(
     band: Band,
     first_row: cutlass.Int32,
     num_rows: cutlass.Constexpr,
+    group_span: TileSpan | None = None,
 ) -> OwnVisits:
-    """Return the visits of the rows from `first_row` on.
+    """Return the visits of the rows from `first_row` on, narrowed to `group_span`.
 
     Rows that see nothing, or are not there, go through the whole walk: that is rare.
     """
@@ -40,6 +42,8 @@ def own_visits(
     before, behind = cutlass.Int32(0), cutlass.Int32(0)
     if cutlass.const_expr(plan.skips_hidden):
         span = tile_span(first_row, first_row + num_rows, band, plan.tile_n, plan.features)
+        if cutlass.const_expr(group_span is not None):
+            span = narrowed_span(span, group_span)
         is_whole = (first_row >= band.seqlen_q) | (walk.is_dead != 0)
         begin, end = walk.range_end - walk.visits, walk.range_end
         # A walk may be a part of the range.

@@ -11,6 +11,12 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 
+from fovea.kernels.device.key_ranges import (
+    KeyRangeTensors,
+    RowRange,
+    narrowed_limits,
+    row_range,
+)
 from fovea.kernels.device.kv_walk import Visit, Walk
 from fovea.kernels.device.masking import Band, RowLimits, inside, row_limits
 from fovea.kernels.device.mod_affine import Affine
@@ -50,6 +56,7 @@ class ScoreContext(NamedTuple):
     scalars: Scalars
     mods: ModTable
     packed: tuple[Row, ...]  # this thread's rows where they are packed, else ()
+    ranges: tuple[RowRange, ...]  # the keys of this thread's rows, () where positions say all
     hoisted: tuple  # per mod, captured values that do not depend on the key; () if too many
 
     def row(self, row: int) -> Row:
@@ -68,12 +75,19 @@ def make_score_context(
     scalars: Scalars,
     mods: ModTable,
     group_size: cutlass.Int32,
+    ranges: KeyRangeTensors | None = None,
 ) -> ScoreContext:
     """Return the context of a warpgroup whose rows start at `first_row`."""
     packed: tuple[Row, ...] = ()
     if plan.packs_heads:
         packed = tuple(
             packed_row(first_row + row_in_warpgroup(thread, row), walk.head, group_size)
+            for row in range(ROWS_PER_THREAD)
+        )
+    own_ranges: tuple[RowRange, ...] = ()
+    if ranges is not None:
+        own_ranges = tuple(
+            row_range(ranges, walk.batch, walk.head, first_row + row_in_warpgroup(thread, row))
             for row in range(ROWS_PER_THREAD)
         )
     context = ScoreContext(
@@ -84,6 +98,7 @@ def make_score_context(
         scalars=scalars,
         mods=mods,
         packed=packed,
+        ranges=own_ranges,
         hoisted=(),
     )
     hoisted: list[tuple] = []
@@ -216,6 +231,9 @@ class _Tests:
                 row_limits(context.row(row).q_idx, mods.first_column, context.band, plan.features)
                 for row in range(ROWS_PER_THREAD)
             ]
+            for row, own in enumerate(context.ranges):
+                limits = narrowed_limits(self._limits[row], own, mods.first_column)
+                self._limits[row] = limits
 
     def visible(self, position: Position) -> cutlass.Boolean | None:
         """Return the test of one register, None where there is nothing to test."""

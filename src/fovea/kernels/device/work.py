@@ -12,6 +12,7 @@ import cutlass
 import cutlass.cute as cute
 
 from fovea.kernels.device.kv_walk import Walk
+from fovea.kernels.device.masking import TileSpan
 from fovea.kernels.device.pipeline import Ring, phase_of, release, stage_of, wait_empty
 from fovea.kernels.device.sequences import Sequence
 from fovea.plan.pipeline import Edge
@@ -22,7 +23,8 @@ STOP = -1
 PAUSE = -2  # no tile, but a redo may still come: finish what you have
 _TILE, _REDO, _WALK = 0, 1, 2  # words of a slot: these, then one verdict for every consumer warp
 _ALIGNMENT = 4  # words: a wide load of an announcement then never touches a verdict
-_WALK_WORDS = len(Walk._fields) - 1  # without the sequence, which has words of its own
+_WALK_WORDS = len(Walk._fields) - 2  # without the last two, which have words of their own
+SPAN_WORDS = len(TileSpan._fields)
 _VERDICT = -(-(_WALK + _WALK_WORDS) // _ALIGNMENT) * _ALIGNMENT
 
 
@@ -34,13 +36,15 @@ def work_words(edge: Edge) -> int:
 class WorkRing(NamedTuple):
     """Slots in shared memory and their barriers; `flags` says of rows whether to redo them.
 
-    `sequences` has SEQUENCE_WORDS for each slot where the batch is packed.
+    `sequences` has SEQUENCE_WORDS for each slot where the batch is packed, `spans` SPAN_WORDS for
+    each slot and consumer where rows have ranges of keys.
     """
 
     words: cute.Tensor
     flags: cute.Tensor
     ring: Ring
     sequences: cute.Tensor | None = None
+    spans: cute.Tensor | None = None
 
 
 class Work(NamedTuple):
@@ -69,6 +73,8 @@ def announce(work: WorkRing, use: cutlass.Int32, item: Work, edge: cutlass.Const
     """
     stage = stage_of(use, edge)
     _forget_verdicts(work, stage, edge)
+    if cutlass.const_expr(work.spans is not None):
+        _tell_spans(work, stage, item.walk.lane_span, edge)
     if cute.arch.lane_idx() == 0:
         work.words[_word(work, stage, _TILE, edge)] = item.tile_number
         work.words[_word(work, stage, _REDO, edge)] = item.is_redo
@@ -89,6 +95,27 @@ def _forget_verdicts(work: WorkRing, stage: cutlass.Int32, edge: cutlass.Constex
     cute.arch.sync_warp()
 
 
+@cute.jit
+def _tell_spans(work: WorkRing, stage: cutlass.Int32, span: TileSpan, edge: cutlass.Constexpr):
+    """Write the KV tiles of each consumer into a slot. Run by one warp."""
+    lane = cute.arch.lane_idx()
+    consumers = _spans_per_slot(work, edge)
+    if lane < consumers:
+        for field in cutlass.range_constexpr(SPAN_WORDS):
+            work.spans[(stage * consumers + lane) * SPAN_WORDS + field] = span[field]
+    cute.arch.sync_warp()
+
+
+def _spans_per_slot(work: WorkRing, edge) -> int:
+    return cute.size(work.spans) // (edge.stages * SPAN_WORDS)
+
+
+def span_of(work: WorkRing, use: cutlass.Int32, consumer: cutlass.Int32, edge) -> TileSpan:
+    """Return the KV tiles of a consumer's rows in the use-th announcement, already waited for."""
+    first = (stage_of(use, edge) * _spans_per_slot(work, edge) + consumer) * SPAN_WORDS
+    return TileSpan(*(work.spans[first + field] for field in range(SPAN_WORDS)))
+
+
 def receive(work: WorkRing, use: cutlass.Int32, edge) -> Work:
     """Wait for the use-th announcement and return it. Run by every consumer thread."""
     stage = stage_of(use, edge)
@@ -101,7 +128,7 @@ def receive(work: WorkRing, use: cutlass.Int32, edge) -> Work:
     if work.sequences is not None:
         first = stage * SEQUENCE_WORDS
         sequence = Sequence(*(work.sequences[first + i] for i in range(len(Sequence._fields))))
-    walk = Walk(*(word(_WALK + field) for field in range(_WALK_WORDS)), sequence)
+    walk = Walk(*(word(_WALK + field) for field in range(_WALK_WORDS)), sequence, ())
     return Work(word(_TILE), word(_REDO), walk)
 
 
@@ -146,7 +173,7 @@ def await_verdict(work: WorkRing, use: cutlass.Int32, edge: cutlass.Constexpr) -
 @cute.jit
 def clear(work: WorkRing, edge: cutlass.Constexpr):
     """Give every word of every slot a first value. Run by one thread."""
-    for word in cutlass.range_constexpr(edge.stages * work_words(edge)):
+    for word in cutlass.range(edge.stages * work_words(edge), unroll_full=True):
         work.words[word] = cutlass.Int32(0)
 
 

@@ -11,6 +11,7 @@ import cutlass
 import cutlass.cute as cute
 
 from fovea.kernels.device.cluster import Mailbox
+from fovea.kernels.device.key_ranges import KeyRangeTensors
 from fovea.kernels.device.kv_walk import BlockListTensors
 from fovea.kernels.device.masking import Band
 from fovea.kernels.device.pipeline import Ring
@@ -44,6 +45,7 @@ class Problem(NamedTuple):
     band: Band
     group_size: cutlass.Int32
     block_lists: BlockListTensors | None
+    key_ranges: KeyRangeTensors | None
     counter: cute.Tensor | None  # (1,), 0 at launch: tiles drawn beyond each CTA's first
     packing: Packing | None
     sequences: SequenceTable | None  # of a packed batch; the band is then what they share

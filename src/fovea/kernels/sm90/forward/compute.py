@@ -22,7 +22,7 @@ from fovea.kernels.device.scheduler import split_of
 from fovea.kernels.device.score import Scalars, TileKind, make_score_context
 from fovea.kernels.device.softmax import ROWS_PER_THREAD
 from fovea.kernels.device.values import is_in_all_lanes
-from fovea.kernels.device.work import PAUSE, STOP, Work, receive, release_work
+from fovea.kernels.device.work import PAUSE, STOP, Work, receive, release_work, span_of
 from fovea.kernels.sm90.forward import epilogue, packed, rows
 from fovea.kernels.sm90.forward.arguments import Outputs, Problem, SharedTiles
 from fovea.kernels.sm90.forward.products import Products, issue_scores, make_products
@@ -126,7 +126,7 @@ def _tiles(plan: cutlass.Constexpr, role: _Role, work: Work, place: Place):
     compiler gives up on overlap where a product may or may not be in flight.
     """
     shared = role.shared
-    own = _own_visits(plan, role, work)
+    own = _own_visits(plan, role, work, place.use)
     if cutlass.const_expr(plan.packs_heads):
         first_row = _first_row(plan, role, work)
         packed.load_queries(plan, role.problem.packing, shared, work.walk, first_row, role.thread)
@@ -151,17 +151,17 @@ def _tiles(plan: cutlass.Constexpr, role: _Role, work: Work, place: Place):
         is_tile = cutlass.Boolean(False)
         end = Span(last=first_use + own.walk.visits - 1, behind=own.behind)
         if cutlass.const_expr(plan.looks_ahead):
-            if cutlass.const_expr(plan.passes_uses):
+            if cutlass.const_expr(plan.ends_first):
                 last_product(plan, shared, role.products, end, role.consumer)
             upcoming = receive(shared.work, after.use, plan.work_edge)
             is_tile = is_in_all_lanes(upcoming.tile_number >= 0)
-            next_own = _own_visits(plan, role, upcoming)
+            next_own = _own_visits(plan, role, upcoming, after.use)
             start = Start(
                 q_use=after.q_use,
                 kv_use=use_of(plan, upcoming.walk, after.kv_use, next_own.before),
                 before=next_own.before,
             )
-            if cutlass.const_expr(plan.passes_uses):
+            if cutlass.const_expr(plan.ends_first):
                 next_scores(plan, shared, role.products, start, role.consumer)
             else:
                 last_product_and_next_scores(plan, shared, role.products, end, start, role.consumer)
@@ -233,11 +233,14 @@ def _first_row(plan, role: _Role, work: Work) -> cutlass.Int32:
     return work.walk.m_idx * plan.tile_m + role.consumer * WARPGROUP_ROWS
 
 
-def _own_visits(plan, role: _Role, work: Work) -> OwnVisits:
-    """Return what this warpgroup visits of the CTA's walk."""
+def _own_visits(plan, role: _Role, work: Work, use: cutlass.Int32) -> OwnVisits:
+    """Return what this warpgroup visits of the CTA's walk, announced as the use-th."""
     first_row = _first_row(plan, role, work)
     band = band_of_walk(role.problem.band, work.walk)
-    return own_visits(plan, work.walk, band, first_row, WARPGROUP_ROWS)
+    span = None
+    if plan.features.key_ranges:
+        span = span_of(role.shared.work, use, role.consumer, plan.work_edge)
+    return own_visits(plan, work.walk, band, first_row, WARPGROUP_ROWS, span)
 
 
 @cute.jit
@@ -265,6 +268,7 @@ def _main_loop(
             role.scalars,
             role.mods,
             role.problem.group_size,
+            role.problem.key_ranges,
         ),
         state=state,
         products=role.products,

@@ -14,6 +14,7 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
 from fovea.kernels.device.cluster import Mailbox, init_mailbox, sync_cluster
+from fovea.kernels.device.key_ranges import KeyRangeTensors
 from fovea.kernels.device.kv_walk import BlockListTensors
 from fovea.kernels.device.masking import Band
 from fovea.kernels.device.mods import ModTable, make_mod_table
@@ -28,7 +29,7 @@ from fovea.kernels.device.sequences import (
     fill_table,
     shifting_view,
 )
-from fovea.kernels.device.work import WorkRing, clear, work_words
+from fovea.kernels.device.work import SPAN_WORDS, WorkRing, clear, work_words
 from fovea.kernels.portable.combine import CombineKernel, Merged, Partials
 from fovea.kernels.sm90.forward import compute, load
 from fovea.kernels.sm90.forward.arguments import (
@@ -182,6 +183,7 @@ class ForwardKernel:
             band=Band(offset, left, right, rows_q, mK.shape[-3]),
             group_size=group_size,
             block_lists=BlockListTensors(*lists) if plan.features.block_lists else None,
+            key_ranges=KeyRangeTensors(*lists) if plan.features.key_ranges else None,
             counter=counter,
             packing=packing,
             sequences=table,
@@ -348,5 +350,9 @@ class ForwardKernel:
         if plan.features.varlen:
             layout = cute.make_layout(WORK_STAGES * SEQUENCE_WORDS)
             sequences = smem.allocate_tensor(cutlass.Int32, layout, 16)
-        work = WorkRing(words, flags, rings[3], sequences)
+        spans = None
+        if plan.features.key_ranges:
+            layout = cute.make_layout(WORK_STAGES * plan.num_consumers * SPAN_WORDS)
+            spans = smem.allocate_tensor(cutlass.Int32, layout, 16)
+        work = WorkRing(words, flags, rings[3], sequences, spans)
         return SharedTiles(sQ, sK, sV, sO, *rings[:3], work, visits, mailbox)

@@ -98,7 +98,8 @@ def _place(problem: Problem, tile_number: cutlass.Int32) -> tuple[Place, Band]:
     band = problem.band
     if cutlass.const_expr(problem.sequences is None):
         tile = decode_tile(tile_number, problem.order)
-        place = Place(reorder(tile, problem.order, problem.block_lists), ())
+        lists, ranges = problem.block_lists, problem.key_ranges
+        place = Place(reorder(tile, problem.order, lists, ranges), ())
     else:
         place = find_tile(tile_number, problem.sequences, problem.order)
         band = band_of_sequence(problem.band, place.sequence)
@@ -114,7 +115,7 @@ def _walk(plan: cutlass.Constexpr, problem: Problem, rank: Rank | None, tile_num
     part = None
     if cutlass.const_expr(plan.cluster == 1):
         share = _share(plan, problem, cutlass.max(tile_number, 0))
-        walk = make_walk(tile, band, lists, plan, share, sequence)
+        walk = make_walk(tile, band, lists, plan, share, sequence, problem.key_ranges)
     else:
         first = tile.m_idx * plan.cluster
         own, other = tile._replace(m_idx=first + rank.own), tile._replace(m_idx=first + rank.other)

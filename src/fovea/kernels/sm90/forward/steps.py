@@ -171,18 +171,28 @@ def skip_k(
     end: cutlass.Int32,
     consumer: cutlass.Int32,
 ):
-    """Give back K of the uses [begin, end), hidden from this warpgroup, and its turns."""
+    """Give back K of the uses [begin, end), hidden from this warpgroup, and its turns.
+
+    Where those may be more than the ring has stages, V of all but the last is given back as well:
+    otherwise the loads of K would end behind those of V.
+    """
     if cutlass.const_expr(plan.skips_hidden):
         for use in cutlass.range(begin, end, unroll=1):
             wait_full(shared.k, use, plan.k_edge)
             release(shared.k, use, plan.k_edge)
             wait_turn(consumer)
             pass_turn(plan, consumer)
+            if cutlass.const_expr(plan.skips_far):
+                if use > begin:
+                    wait_full(shared.v, use - 1, plan.v_edge)
+                    release(shared.v, use - 1, plan.v_edge)
 
 
 @cute.jit
 def skip_v(plan: cutlass.Constexpr, shared: SharedTiles, begin: cutlass.Int32, end: cutlass.Int32):
-    """Give back V of the uses [begin, end), whose K was skipped."""
+    """Give back V of the uses [begin, end), whose K was skipped, as far as `skip_k` did not."""
+    if cutlass.const_expr(plan.skips_far):
+        begin = cutlass.max(begin, end - 1)
     if cutlass.const_expr(plan.skips_hidden):
         for use in cutlass.range(begin, end, unroll=1):
             wait_full(shared.v, use, plan.v_edge)
