@@ -31,17 +31,7 @@ DECODE = {f"decode D{call.D}": call for call in bench_decode.CALLS}
 QUICK = ("B1 H16 S16384 D128 causal", "alibi", "decode D128")
 # Bytes of local memory a thread takes, by the first name of the variant.
 SPILLS = {
-    "case any of a row": 40,
-    "case dense bias d64": 24,
-    "case empty and host captures": 40,
-    "case everything": 24,
-    "case gather of gather": 16,
-    "case many row values": 16,
-    "case row reduction": 24,
-    "case softcap score mask": 8,
-    "case t5 bias": 16,
-    "case tanh mod": 40,
-    "case wild integers": 80,
+    "case tanh mod": 32,  # the range reduction of torch.sin keeps an array
 }
 
 

@@ -204,6 +204,10 @@ def block_mask(mask_mod: Callable[[Shape, torch.device], Options]) -> MakeOption
     return make
 
 
+def softcap_mod(shape: Shape, device: torch.device) -> Options:
+    return {"score_mod": lambda score, b, h, q, kv: 12.0 * torch.tanh(score / 12.0)}
+
+
 def window_mod(shape: Shape, device: torch.device) -> Options:
     return {"mask_mod": mods.sliding_window(200)}
 

@@ -19,7 +19,7 @@ from fovea.api.flex import flex_problem, split_options
 from fovea.api.variants import Kernel, kernel_of
 from fovea.arch import ARCHS
 from fovea.errors import UnsupportedError, invalid
-from fovea.plan.band_calls import as_band_call
+from fovea.plan.kernel_calls import as_kernel_call
 from fovea.plan.select import band_of
 from fovea.problem import (
     AttentionProblem,
@@ -160,7 +160,10 @@ def explain_problem(
     except UnsupportedError as error:
         reason = f"UnsupportedError: {error}"
     arch = None if choice is None else choice.arch
-    band_call = as_band_call(problem)
+    band_call = as_kernel_call(problem)
+    has_kept_masks = (
+        band_call.mask_mod is problem.mask_mod and band_call.block_lists is problem.block_lists
+    )
     visible, total = _pairs(band_call)
     per_pair = 2 * (problem.head_dim + problem.head_dim_v)
     mods = (problem.score_mod, problem.mask_mod, problem.block_mask_mod)
@@ -179,9 +182,9 @@ def explain_problem(
         scalars=tuple(f"{s!r}" for mod in mods if mod is not None for s in mod.scalars),
         ignored_options=ignored,
         copies=_copies(problem),
-        limits=None if band_call is problem else band_call.limits,
+        limits=None if has_kept_masks else band_call.limits,
         key_ranges=tuple(
-            name for name, a in ARCHS.items() if as_band_call(problem, a).key_ranges is not None
+            name for name, a in ARCHS.items() if as_kernel_call(problem, a).key_ranges is not None
         ),
     )
 

@@ -92,7 +92,7 @@ def kernel_of(problem: AttentionProblem, arch: Arch, *, is_chosen: bool = False)
 def _packing(problem: AttentionProblem, plan: "ForwardPlan") -> str | None:
     """Return how few queries are spread over tiles and SMs."""
     from fovea.plan import select
-    from fovea.plan.band_calls import as_band_call
+    from fovea.plan.kernel_calls import as_kernel_call
 
     if not plan.packs_heads:
         return None
@@ -100,7 +100,7 @@ def _packing(problem: AttentionProblem, plan: "ForwardPlan") -> str | None:
     if problem.device.type == "cuda":
         cuda = cast(Any, torch.cuda)  # its functions have no types
         num_sms = int(cuda.get_device_properties(problem.device).multi_processor_count)
-    splits = select.num_splits(as_band_call(problem), plan, num_sms)
+    splits = select.num_splits(as_kernel_call(problem), plan, num_sms)
     heads = problem.group_size
     parts = "keys in one part"
     if splits > 1:
@@ -139,10 +139,10 @@ def variants_of(problem: AttentionProblem, arch: Arch) -> list[tuple["ForwardPla
 def _origins(problem: AttentionProblem, arch: Arch) -> list[tuple[AttentionProblem, str]]:
     """Return the problem, and where its block lists need not be read, one with lists that must."""
     from fovea.plan import select
-    from fovea.plan.band_calls import as_band_call
+    from fovea.plan.kernel_calls import as_kernel_call
 
     lists = problem.block_lists
-    if lists is None or as_band_call(problem, arch).block_lists is not None:
+    if lists is None or as_kernel_call(problem, arch).block_lists is not None:
         return [(problem, "")]
     # Exact are the very tensors that fovea made (`tiling/exact_lists.py`), and no others.
     others = replace(lists, kv_num_blocks=lists.kv_num_blocks.clone())

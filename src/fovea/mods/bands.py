@@ -1,8 +1,8 @@
 """Masks that are nothing but a band beside the diagonal, found in their graphs.
 
 Lives here: the reading of a mask such as `(q_idx >= kv_idx) & (q_idx - kv_idx < window)` as limits
-of `kv_idx - q_idx`. Not here: what is done with them (`plan/band_calls.py`). Invariant: a mask that
-is read is true exactly inside its limits, for every value of its run-time numbers.
+of `kv_idx - q_idx`. Not here: what is done with them (`plan/kernel_calls.py`). Invariant: a mask
+that is read is true exactly inside its limits, for every value of its run-time numbers.
 """
 
 from functools import lru_cache

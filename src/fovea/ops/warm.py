@@ -18,8 +18,8 @@ from fovea.arch import arch_of
 from fovea.mods.trace import TracedMod
 from fovea.ops import eager
 from fovea.ops.eager import Call, is_watched
-from fovea.plan.band_calls import as_band_call
 from fovea.plan.integers import NARROW_LIMIT
+from fovea.plan.kernel_calls import as_kernel_call
 from fovea.problem import AttentionProblem, Results
 from fovea.problem.block_masks import KnownLists, recall
 from fovea.problem.known_mods import ModReader, Scalars, reader_of
@@ -129,7 +129,7 @@ def remember(passed: Passed, problem: AttentionProblem, call: Call) -> None:
             readers.append((place, reader))
     scale = problem.q.shape[-1] ** -0.5
     numbers = (None, scale, NO_SCALARS)
-    band = as_band_call(problem, arch_of(problem.device))
+    band = as_kernel_call(problem, arch_of(problem.device))
     kept = (band.score_mod, band.mask_mod, band.block_mask_mod)
     fixed = {
         place: mod.scalars

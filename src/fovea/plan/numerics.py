@@ -17,7 +17,7 @@ RESCALE_THRESHOLD_LOG2 = 0.0
 LAZY_RESCALE_LOG2 = 8.0
 
 # Software exp2 of a fraction f in [0, 1): 1 + c1 f + ... + c4 f^4, minimax in relative error with
-# the constant term fixed to 1, float32. Derived by scripts/derive_exp2_polynomial.py. Degree 3
+# the constant term fixed to 1, float32. Derived by scripts/derive_polynomials.py. Degree 3
 # (8.6e-5) would do for P, which is rounded to 16 bits, but not for lse, a sum of such errors.
 EXP2_COEFFICIENTS = (
     0.6930448412895203,
@@ -38,3 +38,16 @@ REFERENCE_TILE_N = 128
 # keeps the largest of 2^40 terms, and what is 2^-22 of it, above the least normal number 2^-126.
 OPTIMISTIC_SUM_LIMIT = 2.0**100
 OPTIMISTIC_SUM_LEAST = 2.0**-64
+
+# tanh(x) = x (1 + c1 x^2 + ... + c5 x^10) for |x| <= 1, float32, by the same script: what bfloat16
+# kernels make of a soft cap, without the two special functions that the whole range takes. A row
+# with a score beyond is redone.
+TANH_COEFFICIENTS = (
+    -0.3333027958869934,
+    0.1328849047422409,
+    -0.051768288016319275,
+    0.016906408593058586,
+    -0.003126577939838171,
+)
+TANH_RELATIVE_ERROR = 6.63e-7  # largest on [0, 1], in exact arithmetic
+TANH_LIMIT = 1.0

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from fovea.arch import Arch
 from fovea.plan import sm90, sm100, sm100_tiles
-from fovea.plan.band_calls import as_band_call
 from fovea.plan.features import ForwardFeatures
 from fovea.plan.forward import ForwardPlan
 from fovea.plan.integers import NARROW_LIMIT
+from fovea.plan.kernel_calls import as_kernel_call
 from fovea.problem import AttentionProblem
 from fovea.tiling import split_kv
 from fovea.tiling.bounds import Band, Side, kv_range, larger, smaller
@@ -39,7 +39,7 @@ _MAX_SEQLEN = 2**30  # positions and their sums stay in 32 bits
 
 def unsupported(problem: AttentionProblem, arch: Arch) -> str | None:
     """Return what the kernels of an architecture lack for a problem, or None if they take it."""
-    problem = as_band_call(problem, arch)
+    problem = as_kernel_call(problem, arch)
     return (
         _lacking_dtype(problem)
         or _lacking_head_dim(problem, arch)
@@ -51,7 +51,7 @@ def unsupported(problem: AttentionProblem, arch: Arch) -> str | None:
 
 def forward_plan(problem: AttentionProblem, arch: Arch) -> ForwardPlan:
     """Return the forward plan of a problem that `unsupported` has nothing against."""
-    problem = as_band_call(problem, arch)
+    problem = as_kernel_call(problem, arch)
     dtype = "bfloat16" if problem.dtype == torch.bfloat16 else "float16"
     features = forward_features(problem)
     if arch.name == "sm90":
@@ -99,7 +99,7 @@ def num_splits(problem: AttentionProblem, plan: ForwardPlan, num_sms: int) -> in
     """
     if not (isinstance(plan, sm90.ForwardPlan) and plan.packs_heads):
         return 1
-    problem = as_band_call(problem)
+    problem = as_kernel_call(problem)
     tiles_per_head = -(-problem.seqlen_q * problem.group_size // plan.tile_m)
     spans = [
         kv_range(

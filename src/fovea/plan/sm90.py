@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from fovea.plan.combine import CombinePlan
 from fovea.plan.features import ForwardFeatures
+from fovea.plan.mod_weight import are_heavy
 from fovea.plan.pipeline import BARRIER_BYTES, Edge
 from fovea.plan.roles import Role, check_roles
 from fovea.plan.sequences import SEQUENCE_WORDS
@@ -225,6 +226,11 @@ class ForwardPlan:
         return self.dtype == "bfloat16" and not (self.features.max_score or self.packs_heads)
 
     @property
+    def caps_by_polynomial(self) -> bool:
+        """True where plain steps take a soft cap for small scores and leave others to a redo."""
+        return self.features.softcap and self.is_optimistic
+
+    @property
     def is_banded(self) -> bool:
         """True where tiles beside a query tile's first may hold hidden positions."""
         features = self.features
@@ -309,13 +315,15 @@ def forward_tile(
 def _tile_shapes(features: ForwardFeatures, *, is_short: bool) -> dict[int, tuple[int, ...]]:
     """Return the shape of every head dimension; measured in docs/notes/hopper_forward.md."""
     wide = {192: (128, 64, 3, 1), 256: (128, 64, 2, 1)}
+    if are_heavy(features):
+        return {**wide, 64: (128, 64, 6, 2), 128: (128, 64, 4, 2)}
     if features.block_lists:
         return {**wide, 64: (128, 128, 3, 2), 128: (128, 128, 2, 2)}
     narrow = {**wide, 64: (192, 128, 2, 2), 128: (128, 128, 2, 2)}
     if features.mask_mod is not None:
         # Three warpgroups leave 160 registers, too few beside a mod that gathers by query and key.
         return {**narrow, 64: (128, 128, 2, 2)}
-    if features.modifies_score:
+    if features.has_mods or features.explicit_scale:
         # The lengths of a packed sequence take registers too: 192x128 spills with them.
         return {**narrow, 64: (192, 96, 3, 2)} if features.varlen else narrow
     # The more rows read a K and V tile, the less binds what the L2 cache can deliver, and the
@@ -323,7 +331,7 @@ def _tile_shapes(features: ForwardFeatures, *, is_short: bool) -> dict[int, tupl
     tall = {**narrow, 64: (256, 64, 6, 2), 128: (192, 64, 4, 2), 192: (128, 96, 2, 1)}
     # Sharing K and V in a cluster helps where 128 rows read them, and long walks a little; where
     # query tiles differ in work the two CTAs wait for each other.
-    if features.key_ranges:
+    if features.key_ranges or features.softcap:
         return tall
     if features.limit_left or features.limit_right:
         return tall if is_short else {**tall, 256: (128, 64, 2, 1, 2)}

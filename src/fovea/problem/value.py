@@ -53,7 +53,7 @@ class AttentionProblem:
         causal: None, or the corner where the diagonal ends.
         window: keys visible left and right of the diagonal, None = unlimited.
         limits: least and largest kv_idx - q_idx that is visible, beside causal and window; None =
-            unlimited. Of masks that are bands, see `plan/band_calls.py`.
+            unlimited. Of masks that are bands, see `plan/kernel_calls.py`.
         key_ranges: the keys that each row sees, in place of block lists that say the same.
         softcap, scale: host numbers, or 0-d tensors on the device of q that only a kernel reads.
         has_default_scale: whether scale is 1/sqrt(head_dim), and so no run-time number.

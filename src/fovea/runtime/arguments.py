@@ -67,6 +67,7 @@ class ForwardLaunch:
         "partial_shapes",
         "query_tiles",
         "range_groups",
+        "softcap",
         "takes_as_is",
         "wants_max_score",
     )
@@ -114,6 +115,8 @@ class ForwardLaunch:
         self.is_paired = tuple(
             paired for mod in mods if mod is not None for paired in read_in_pairs(mod.graph)
         )
+        # Of a score_mod that is one; a call's own keyword comes with its numbers.
+        self.softcap = problem.softcap if isinstance(problem.softcap, float) else 1.0
         # Of a query tile, in plans that read ranges of keys.
         self.range_groups = plan.tile_m // GROUP_ROWS if plan.features.key_ranges else 0
         lists = problem.block_lists
@@ -182,7 +185,7 @@ class ForwardLaunch:
             counter,
             self._keys(tensors, place, order),
             self._sequences(tensors[-5:]) if self.num_sequences else None,
-            (scale, scale * LOG2_E, 1.0 if softcap is None else softcap),
+            (scale, scale * LOG2_E, self.softcap if softcap is None else softcap),
             self.integers,
             # None, not an empty tuple: the launcher has no type for nothing.
             self._captures(tensors, memory) if self.num_captures else None,

@@ -17,8 +17,8 @@ from fovea.arch import Arch, arch_of
 from fovea.compile.cache import get_artifact
 from fovea.compile.target import CompileTarget, native_host_triple
 from fovea.compile.variant import ForwardVariant
-from fovea.plan.band_calls import as_band_call
 from fovea.plan.forward import ForwardPlan
+from fovea.plan.kernel_calls import as_kernel_call
 from fovea.plan.select import forward_plan, needs_wide_integers
 from fovea.problem import AttentionProblem, ForwardResult
 from fovea.problem.parts import numbers_of, tensors_of
@@ -74,8 +74,10 @@ def _launch(problem: AttentionProblem, memory_of: MemoryOf | None = None) -> For
         return None
     arch = arch_of(problem.device)
     assert arch is not None, problem.device
-    problem = as_band_call(problem, arch)
-    key = (*_key(problem), memory_of)
+    has_softcap = problem.softcap is not None
+    problem = as_kernel_call(problem, arch)
+    # The launch holds the number that a score_mod stood for.
+    key = (*_key(problem), memory_of, None if has_softcap else problem.softcap)
     found = _launches.get(key)
     if found is None:
         plan = forward_plan(problem, arch)

@@ -15,8 +15,8 @@ from fovea.compile.cache import get_artifact
 from fovea.compile.target import CompileTarget, native_host_triple
 from fovea.compile.variant import ForwardVariant
 from fovea.emulator import Options, Result
-from fovea.plan.band_calls import as_band_call
 from fovea.plan.forward import ForwardPlan
+from fovea.plan.kernel_calls import as_kernel_call
 from fovea.plan.select import forward_plan
 from fovea.problem import AttentionProblem, ForwardResult
 from fovea.problem.parts import numbers_of, tensors_of
@@ -54,7 +54,7 @@ def emulate(
     if trivial is not None:
         return trivial, ()
     numbers, tensors = numbers_of(problem), tensors_of(problem)
-    problem = as_band_call(problem, arch)
+    problem = as_kernel_call(problem, arch)
     plan = forward_plan(problem, arch)
     run = _launcher(plan, arch, options)
     results: list[Result] = []

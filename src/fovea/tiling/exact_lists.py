@@ -2,7 +2,7 @@
 
 Lives here: the table of such lists, and of the ranges of keys that say the same where there are
 any. Not here: their making (`block_mask.py`, `key_ranges.py`), what follows from it
-(`plan/band_calls.py`). Invariant: lists count as exact only as long as they are the very tensors
+(`plan/kernel_calls.py`). Invariant: lists count as exact only as long as they are the very tensors
 that were made, unchanged, beside the same mask with the same numbers and the same captured tensors,
 unchanged.
 """

@@ -2,7 +2,7 @@
 
 Lives here: the search for them in a block mask that was just made, block by block. Documents in
 one sequence, prefixes, chunks and windows of any kind are such masks. Not here: which call runs by
-ranges (`plan/band_calls.py`), which masks are known to have any (`exact_lists.py`). Invariant:
+ranges (`plan/kernel_calls.py`), which masks are known to have any (`exact_lists.py`). Invariant:
 ranges exist only where they show exactly the keys that the mask shows.
 """
 

@@ -5,7 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from fovea.plan.numerics import EXP2_COEFFICIENTS, EXP2_RELATIVE_ERROR
+from fovea.plan.numerics import (
+    EXP2_COEFFICIENTS,
+    EXP2_RELATIVE_ERROR,
+    TANH_COEFFICIENTS,
+    TANH_LIMIT,
+    TANH_RELATIVE_ERROR,
+)
 from fovea.reference.numerics import (
     accumulation_dtype,
     exp2_polynomial,
@@ -17,20 +23,37 @@ from fovea.reference.numerics import (
     updated_reference,
 )
 
-SCRIPT = Path(__file__).parents[3] / "scripts" / "derive_exp2_polynomial.py"
+SCRIPT = Path(__file__).parents[3] / "scripts" / "derive_polynomials.py"
 
 
 def _derivation():
-    spec = importlib.util.spec_from_file_location("derive_exp2_polynomial", SCRIPT)
+    spec = importlib.util.spec_from_file_location("derive_polynomials", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def test_exp2_coefficients_are_what_the_script_derives():
-    coefficients, error = _derivation().derive(len(EXP2_COEFFICIENTS))
-    assert coefficients == EXP2_COEFFICIENTS
-    assert error == pytest.approx(EXP2_RELATIVE_ERROR, rel=1e-3)
+@pytest.mark.parametrize(
+    ("name", "known", "largest"),
+    [
+        ("exp2", EXP2_COEFFICIENTS, EXP2_RELATIVE_ERROR),
+        ("tanh", TANH_COEFFICIENTS, TANH_RELATIVE_ERROR),
+    ],
+)
+def test_coefficients_are_what_the_script_derives(name, known, largest):
+    script = _derivation()
+    function, degree = script.POLYNOMIALS[name]
+    coefficients, error = script.derive(function, degree)
+    assert coefficients == known
+    assert error == pytest.approx(largest, rel=1e-3)
+
+
+def test_tanh_polynomial_is_good_up_to_its_limit():
+    x = torch.linspace(1e-3, TANH_LIMIT, 10001, dtype=torch.float64)
+    factor = torch.full_like(x, TANH_COEFFICIENTS[-1])
+    for coefficient in (*TANH_COEFFICIENTS[-2::-1], 1.0):
+        factor = factor * x * x + coefficient
+    assert (x * factor / torch.tanh(x) - 1).abs().max() <= 1.01 * TANH_RELATIVE_ERROR
 
 
 def test_exp2_coefficients_level_the_error_at_five_places():

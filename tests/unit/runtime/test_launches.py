@@ -7,11 +7,12 @@ import pytest
 import torch
 
 import fovea
-from fovea import AuxRequest, dispatch
+from fovea import AuxRequest, dispatch, mods
 from fovea.problem import Request, make_dense
 from fovea.problem.parts import numbers_of, tensors_of
 from fovea.runtime import arguments, cuda, stream_memory
 from fovea.testing.inputs import normal
+from fovea.tiling.exact_lists import ranges_beside
 
 NAMES = (
     *("q", "k", "v", "out", "lse", "max_score", "sink", "partials", "counter", "lists"),
@@ -88,6 +89,50 @@ def test_numbers_of_this_call_are_launched(launched):
         scores, scalars = launched[-1][NAMES.index("scores")], launched[-1][-1]
         assert scores == pytest.approx((scale, scale * 1.4426950408889634, softcap))
         assert scalars == (slope,)
+
+
+def test_soft_cap_that_a_score_mod_is_is_launched(launched):
+    q, k, v = tensors()
+    for cap in (20.0, 30.0, 20.0):
+        fovea.attention(q, k, v, score_mod=mods.softcap(cap))
+        assert launched[-1][NAMES.index("scores")][2] == cap
+        assert launched[-1][-1] is None
+
+
+def test_ranges_of_this_call_are_launched(launched):
+    q, k, v = tensors()
+
+    def made(size):
+        ids = torch.arange(256) // size
+        return fovea.create_block_mask(mods.document(ids), None, None, 256, 256, "cpu")
+
+    for mask in (made(50), made(70), made(70)):
+        for _ in range(2):
+            fovea.attention(q, k, v, block_mask=mask)
+            given = launched[-1][NAMES.index("lists")]
+            assert given[0] is ranges_beside(mask.kv_num_blocks).rows
+
+
+def test_lists_beside_a_mask_that_they_were_not_made_of_are_launched(launched):
+    q, k, v = tensors()
+    masks = [
+        fovea.create_block_mask(mods.document(torch.arange(256) // 50), None, None, 256, 256, "cpu")
+        for _ in range(2)
+    ]
+    windows = [
+        fovea.create_block_mask(mods.sliding_window(left), None, None, 256, 256, "cpu")
+        for left in (30, 90)
+    ]
+    for mask in (*masks, *windows):  # all are known now
+        fovea.attention(q, k, v, block_mask=mask)
+    masks[0].mask_mod = mods.document(torch.arange(256) // 70)
+    windows[0].mask_mod = mods.sliding_window(90)
+    for mask in (masks[0], windows[0]):
+        for _ in range(2):
+            fovea.attention(q, k, v, block_mask=mask)
+            given = launched[-1][NAMES.index("lists")]
+            assert given is not None
+            assert given[0] is mask.kv_num_blocks
 
 
 def test_check_of_the_environment_is_asked_for_in_every_call(launched, monkeypatch):
@@ -380,7 +425,23 @@ def masks_of_unequal_rows():
 
 
 @pytest.mark.parametrize("mask", masks_of_unequal_rows(), ids=["one head", "four heads"])
+def test_ranges_of_a_mask_go_along_in_place_of_its_lists(mask, launched):
+    q, k, v = tensors(seqlen=1000)
+    for _ in range(2):
+        fovea.attention(q, k, v, block_mask=mask)
+    rows, groups, order = launched[-1][NAMES.index("lists")]
+    ranges = ranges_beside(mask.kv_num_blocks)
+    assert rows is ranges.rows
+    assert groups is ranges.groups
+    assert order.numel() in {-(-1000 // (64 * size)) for size in (2, 3, 4)}
+    mask.kv_num_blocks.add_(0)
+    fovea.attention(q, k, v, block_mask=mask)
+    assert launched[-1][NAMES.index("lists")][0] is mask.kv_num_blocks
+
+
+@pytest.mark.parametrize("mask", masks_of_unequal_rows(), ids=["one head", "four heads"])
 def test_query_tiles_of_lists_come_by_falling_work(mask, launched):
+    mask.kv_num_blocks = mask.kv_num_blocks.clone()  # no longer known to be exact
     q, k, v = tensors(seqlen=1000)
     for _ in range(2):
         fovea.attention(q, k, v, block_mask=mask)

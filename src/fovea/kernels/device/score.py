@@ -30,7 +30,7 @@ from fovea.kernels.device.softmax import (
     register_idx,
     row_in_warpgroup,
 )
-from fovea.plan.numerics import LOG2_E
+from fovea.plan.numerics import LOG2_E, TANH_COEFFICIENTS
 
 # Captured values that may wait in registers for S; more would spill.
 _PREFETCHED_REGISTERS = 32
@@ -75,19 +75,12 @@ def make_score_context(
     scalars: Scalars,
     mods: ModTable,
     group_size: cutlass.Int32,
-    ranges: KeyRangeTensors | None = None,
 ) -> ScoreContext:
     """Return the context of a warpgroup whose rows start at `first_row`."""
     packed: tuple[Row, ...] = ()
     if plan.packs_heads:
         packed = tuple(
             packed_row(first_row + row_in_warpgroup(thread, row), walk.head, group_size)
-            for row in range(ROWS_PER_THREAD)
-        )
-    own_ranges: tuple[RowRange, ...] = ()
-    if ranges is not None:
-        own_ranges = tuple(
-            row_range(ranges, walk.batch, walk.head, first_row + row_in_warpgroup(thread, row))
             for row in range(ROWS_PER_THREAD)
         )
     context = ScoreContext(
@@ -98,7 +91,7 @@ def make_score_context(
         scalars=scalars,
         mods=mods,
         packed=packed,
-        ranges=own_ranges,
+        ranges=(),
         hoisted=(),
     )
     hoisted: list[tuple] = []
@@ -110,6 +103,17 @@ def make_score_context(
         budget -= needed if is_hoisted else 0
         hoisted.append(evaluator.hoist(_rows(context)) if is_hoisted else ())
     return context._replace(hoisted=tuple(hoisted))
+
+
+def with_key_ranges(context: ScoreContext, ranges: KeyRangeTensors) -> ScoreContext:
+    """Return a context that knows the range of keys of each row."""
+    walk = context.walk
+    return context._replace(
+        ranges=tuple(
+            row_range(ranges, walk.batch, walk.head, context.row(row).q_idx)
+            for row in range(ROWS_PER_THREAD)
+        )
+    )
 
 
 def _rows(context: ScoreContext, first_column: cutlass.Int32 | int = 0) -> list[Position]:
@@ -197,12 +201,23 @@ def row_addends(plan, context: ScoreContext, mods: TileMods) -> list[Affine] | N
 
 
 def apply_score(
-    plan, acc: cute.Tensor, context: ScoreContext, mods: TileMods, tile: TileKind
+    plan,
+    acc: cute.Tensor,
+    context: ScoreContext,
+    mods: TileMods,
+    tile: TileKind,
+    peak: cute.Tensor | None = None,
 ) -> None:
-    """Turn q.k registers of one KV tile into masked scores in place."""
+    """Turn q.k registers of one KV tile into masked scores in place.
+
+    With `peak`, which keeps the largest (score / softcap)^2 of each row, a soft cap is one of small
+    scores.
+    """
     features = plan.features
     is_masked_by_position = tile is TileKind.MASKED and not features.block_lists
     has_limits = tile is TileKind.ANY or is_masked_by_position
+    cap = context.scalars.softcap
+    per_cap = cute.arch.rcp_approx(cap) if peak is not None else None
     tests = _Tests(plan, context, mods, has_limits=has_limits)
     # Columns outside: what depends on the column alone lives for two registers, not for all.
     for column in range(columns_per_thread(acc)):
@@ -212,8 +227,11 @@ def apply_score(
             position = _position(context, row, column, mods.first_column)
             if features.modifies_score:
                 score = score * context.scalars.scale
-            if features.softcap:
-                score = soft_cap(score, context.scalars.softcap)
+            if features.softcap and peak is None:
+                score = soft_cap(score, cap)
+            elif features.softcap:
+                score, square = soft_cap_of_small(score, per_cap)
+                peak[row] = cute.arch.fmax(peak[row], square)
             if mods.score_mod is not None:
                 score = mods.score_mod.score(score, position)
             visible = tests.visible(position)
@@ -276,3 +294,15 @@ def soft_cap(score: cutlass.Float32, cap: cutlass.Float32) -> cutlass.Float32:
     """
     power = cute.math.exp2(score * ((2.0 * LOG2_E) / cap), fastmath=True)
     return cap - (cap + cap) * cute.arch.rcp_approx(power + 1.0)
+
+
+def soft_cap_of_small(
+    score: cutlass.Float32, per_cap: cutlass.Float32
+) -> tuple[cutlass.Float32, cutlass.Float32]:
+    """Return cap * tanh(score / cap) where |score| <= TANH_LIMIT * cap, and (score / cap)^2."""
+    ratio = score * per_cap
+    square = ratio * ratio
+    factor = cutlass.Float32(TANH_COEFFICIENTS[-1])
+    for coefficient in (*TANH_COEFFICIENTS[-2::-1], 1.0):
+        factor = cute.math.fma(factor, square, cutlass.Float32(coefficient))
+    return score * factor, square

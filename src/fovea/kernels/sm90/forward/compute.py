@@ -19,14 +19,13 @@ from fovea.kernels.device.mods import ModTable
 from fovea.kernels.device.own_visits import OwnVisits, own_visits
 from fovea.kernels.device.pipeline import count_own_fills, release, stage_of, wait_full
 from fovea.kernels.device.scheduler import split_of
-from fovea.kernels.device.score import Scalars, TileKind, make_score_context
-from fovea.kernels.device.softmax import ROWS_PER_THREAD
+from fovea.kernels.device.score import Scalars, TileKind, make_score_context, with_key_ranges
 from fovea.kernels.device.values import is_in_all_lanes
 from fovea.kernels.device.work import PAUSE, STOP, Work, receive, release_work, span_of
 from fovea.kernels.sm90.forward import epilogue, packed, rows
 from fovea.kernels.sm90.forward.arguments import Outputs, Problem, SharedTiles
 from fovea.kernels.sm90.forward.products import Products, issue_scores, make_products
-from fovea.kernels.sm90.forward.rows import RowState
+from fovea.kernels.sm90.forward.rows import RowState, make_state
 from fovea.kernels.sm90.forward.steps import (
     Span,
     Start,
@@ -90,11 +89,7 @@ def run(
     if cutlass.const_expr(plan.passes_uses):
         shared = shared._replace(k=count_own_fills(shared.k), v=count_own_fills(shared.v))
     products = make_products(plan, shared, thread)
-    state = RowState(
-        row_max=cute.make_rmem_tensor(ROWS_PER_THREAD, cutlass.Float32),
-        row_sum=cute.make_rmem_tensor(ROWS_PER_THREAD, cutlass.Float32),
-        reference=cute.make_rmem_tensor(ROWS_PER_THREAD, cutlass.Float32),
-    )
+    state = make_state(plan)
     if cutlass.const_expr(plan.is_pingpong):
         if consumer == plan.num_consumers - 1:
             pass_turn(plan, consumer)
@@ -258,18 +253,20 @@ def _main_loop(
     """
     state, shared = role.state, role.shared
     first_row = _first_row(plan, role, work)
+    score = make_score_context(
+        plan,
+        first_row,
+        role.thread,
+        walk,
+        band_of_walk(role.problem.band, walk),
+        role.scalars,
+        role.mods,
+        role.problem.group_size,
+    )
+    if cutlass.const_expr(plan.features.key_ranges):
+        score = with_key_ranges(score, role.problem.key_ranges)
     context = StepContext(
-        score=make_score_context(
-            plan,
-            first_row,
-            role.thread,
-            walk,
-            band_of_walk(role.problem.band, walk),
-            role.scalars,
-            role.mods,
-            role.problem.group_size,
-            role.problem.key_ranges,
-        ),
+        score=score,
         state=state,
         products=role.products,
         shared=shared,

@@ -7,6 +7,7 @@ passes has the result that the online form would have had, up to rounding; other
 Keeping the first tile's maximum as the reference loses nothing while the row's sum stays well
 inside the range of its numbers, since relative precision does not depend on the reference. A row
 that saw nothing in its first tile has reference 0: its sum may be too small as well as too large.
+A soft cap is that of small scores until here: a row with one beyond is redone too.
 The idea and its worth: docs/notes/hopper_forward.md.
 """
 
@@ -21,9 +22,10 @@ from fovea.kernels.device.softmax import (
     register_idx,
     row_in_warpgroup,
 )
+from fovea.kernels.device.values import select
 from fovea.kernels.device.work import demand_redo
 from fovea.kernels.sm90.forward.arguments import SharedTiles
-from fovea.plan.numerics import OPTIMISTIC_SUM_LEAST, OPTIMISTIC_SUM_LIMIT
+from fovea.plan.numerics import OPTIMISTIC_SUM_LEAST, OPTIMISTIC_SUM_LIMIT, TANH_LIMIT
 from fovea.plan.roles import WARP_SIZE
 from fovea.plan.sm90 import WARPGROUP_ROWS, WARPS_PER_WARPGROUP
 
@@ -69,6 +71,9 @@ def _is_bad(acc_o: cute.Tensor, state, row: int, is_long: cutlass.Boolean) -> cu
         probe = probes[column % 2]
         value = acc_o[register_idx(row, column)]
         probes[column % 2] = cute.math.fma(value, cutlass.Float32(0.0), probe)
+    if state.peak is not None:
+        is_beyond = state.peak[row] > TANH_LIMIT**2
+        probes[0] = select(is_beyond, cutlass.Float32.inf, probes[0])
     row_sum = add_lanes(state.row_sum[row] + probes[0] + probes[1])
     # A comparison with NaN is false, so its negation catches NaN too.
     fits = row_sum < OPTIMISTIC_SUM_LIMIT

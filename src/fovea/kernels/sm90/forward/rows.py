@@ -28,6 +28,16 @@ class RowState(NamedTuple):
     row_max: cute.Tensor
     row_sum: cute.Tensor
     reference: cute.Tensor  # log2 units
+    peak: cute.Tensor | None  # largest (score / softcap)^2 that went through the polynomial
+
+
+def make_state(plan) -> RowState:
+    """Return registers for the rows of a thread."""
+
+    def numbers() -> cute.Tensor:
+        return cute.make_rmem_tensor(ROWS_PER_THREAD, cutlass.Float32)
+
+    return RowState(numbers(), numbers(), numbers(), numbers() if plan.caps_by_polynomial else None)
 
 
 @cute.jit
@@ -36,6 +46,8 @@ def begin(state: RowState):
     state.row_max.fill(-cutlass.Float32.inf)
     state.row_sum.fill(0.0)
     state.reference.fill(0.0)
+    if cutlass.const_expr(state.peak is not None):
+        state.peak.fill(0.0)
 
 
 @cute.jit

@@ -135,7 +135,8 @@ def step(
     if cutlass.const_expr(tile is TileKind.PLAIN and not online):
         addends = row_addends(plan, context.score, mods)
     if cutlass.const_expr(addends is None):
-        apply_score(plan, products.acc_s, context.score, mods, tile)
+        peak = None if online else context.state.peak
+        apply_score(plan, products.acc_s, context.score, mods, tile, peak)
     if cutlass.const_expr(online):
         factors = online_softmax(plan, context.products.acc_s, context.state, context.score.scalars)
         warpgroup.wait_group(0)

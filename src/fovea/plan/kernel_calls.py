@@ -1,31 +1,36 @@
-"""Calls whose masks are bands or ranges of keys, as calls without those masks.
+"""Calls whose mods say what a kernel can do better without them.
 
 Lives here: the step from a mask_mod or block mask that says "causal" or "window" to limits, and
 from the block mask of any mask by which a row sees one range of keys to those ranges. Both cost a
-kernel two comparisons a row instead of a function a score, and let it choose its tiles freely. Not
-here: the reading of masks (`mods/bands.py`, `tiling/key_ranges.py`), which lists are exact
-(`tiling/exact_lists.py`). Invariant: the same keys are visible; block lists that fovea did not make
-from their mask itself are always honoured.
+kernel two comparisons a row instead of a function a score, and let it choose its tiles freely. And
+that from a score_mod that is a soft cap to the number. Not here: the reading of mods
+(`mods/bands.py`, `mods/softcaps.py`, `tiling/key_ranges.py`), which lists are exact
+(`tiling/exact_lists.py`). Invariant: the same keys are visible, with the same scores; block lists
+that fovea did not make from their mask itself are always honoured.
 """
 
 from dataclasses import replace
 
 from fovea.arch import Arch
 from fovea.mods.bands import band_of_mask
+from fovea.mods.softcaps import softcap_of_mod
 from fovea.mods.trace import TracedMod
 from fovea.problem import AttentionProblem
 from fovea.problem.value import Window
 from fovea.tiling.exact_lists import exact_for
 from fovea.tiling.key_ranges import KeyRanges
 
+_LEAST_CAP, _LARGEST_CAP = 1e-20, 1e20
 
-def as_band_call(problem: AttentionProblem, arch: Arch | None = None) -> AttentionProblem:
-    """Return the same call with masks that are bands as limits; the problem itself without any.
+
+def as_kernel_call(problem: AttentionProblem, arch: Arch | None = None) -> AttentionProblem:
+    """Return the same call with mods that are limits or a soft cap as such; else the problem.
 
     Where the kernels of an architecture take them, block masks may become ranges of keys.
     In packed calls positions count from each sequence's start, while a bottom-right diagonal
     differs between them: those stay as they are.
     """
+    problem = _with_softcap(problem)
     if problem.varlen is not None:
         return problem
     mask_mod, limits = _without(problem.mask_mod, problem.limits)
@@ -48,6 +53,19 @@ def as_band_call(problem: AttentionProblem, arch: Arch | None = None) -> Attenti
         limits=limits,
         key_ranges=ranges,
     )
+
+
+def _with_softcap(problem: AttentionProblem) -> AttentionProblem:
+    """Return the call with its score_mod as the number that it is, where it is one."""
+    mod = problem.score_mod
+    if mod is None or problem.softcap is not None:
+        return problem
+    cap = softcap_of_mod(mod.graph)
+    value = 0.0 if cap is None else cap.value(mod.scalars)
+    # Those beyond, the formula itself takes to infinity or NaN.
+    if not _LEAST_CAP < value < _LARGEST_CAP:
+        return problem
+    return replace(problem, score_mod=None, softcap=value)
 
 
 def _without(mask: TracedMod | None, limits: Window) -> tuple[TracedMod | None, Window]:

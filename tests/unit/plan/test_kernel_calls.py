@@ -1,4 +1,4 @@
-"""Masks that become limits: the same keys are visible, and lists of others are honoured."""
+"""Mods that become limits, ranges or a soft cap: nothing else changes, others are honoured."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from torch.nn.attention.flex_attention import create_block_mask as torch_block_m
 
 import fovea
 from fovea import mods
-from fovea.arch import SM90
+from fovea.arch import SM90, SM100
 from fovea.plan import select
-from fovea.plan.band_calls import as_band_call
+from fovea.plan.kernel_calls import as_kernel_call
 from fovea.problem import AttentionProblem, Request, make_dense
 from fovea.reference.dense import oracle
 
@@ -57,16 +57,16 @@ def test_limits_of_a_mask_meet_those_of_causal_and_window(
 ) -> None:
     mask = mods.sliding_window(40, 17)
     problem = _problem(seqlen_q, mask_mod=mask, **options)
-    band = as_band_call(problem)
+    band = as_kernel_call(problem)
     zero = torch.zeros((), dtype=torch.int64)
-    plain = _visible(as_band_call(_problem(seqlen_q, **options)))
+    plain = _visible(as_kernel_call(_problem(seqlen_q, **options)))
     rows = torch.arange(seqlen_q)[:, None]
     assert torch.equal(_visible(band), plain & mask(zero, zero, rows, torch.arange(LENGTH)))
 
 
 def test_exact_lists_of_a_band_are_not_read() -> None:
     block_mask = fovea.create_block_mask(mods.causal, None, None, LENGTH, LENGTH, "cpu")
-    band = as_band_call(_problem(block_mask=block_mask))
+    band = as_kernel_call(_problem(block_mask=block_mask))
     assert band.block_lists is None
     assert band.block_mask_mod is None
     assert band.limits == (None, 0)
@@ -75,16 +75,16 @@ def test_exact_lists_of_a_band_are_not_read() -> None:
 def test_lists_made_by_others_are_read() -> None:
     block_mask = torch_block_mask(mods.causal, None, None, LENGTH, LENGTH, "cpu")
     problem = _problem(block_mask=block_mask)
-    assert as_band_call(problem) is problem
+    assert as_kernel_call(problem) is problem
 
 
 def test_lists_changed_after_they_were_made_are_read() -> None:
     block_mask = fovea.create_block_mask(mods.causal, None, None, LENGTH, LENGTH, "cpu")
-    first = as_band_call(_problem(block_mask=block_mask))
+    first = as_kernel_call(_problem(block_mask=block_mask))
     block_mask.kv_num_blocks.zero_()
     problem = _problem(block_mask=block_mask)
     assert first.block_lists is None
-    assert as_band_call(problem) is problem
+    assert as_kernel_call(problem) is problem
 
 
 def test_lists_of_another_number_are_read() -> None:
@@ -94,14 +94,14 @@ def test_lists_of_another_number_are_read() -> None:
     block_mask = fovea.create_block_mask(window(130), None, None, LENGTH, LENGTH, "cpu")
     block_mask.mask_mod = window(260)
     problem = _problem(block_mask=block_mask)
-    assert as_band_call(problem) is problem
+    assert as_kernel_call(problem) is problem
 
 
 def test_lists_for_another_mask_are_read() -> None:
     block_mask = fovea.create_block_mask(mods.sliding_window(9), None, None, LENGTH, LENGTH, "cpu")
     block_mask.mask_mod = mods.causal
     problem = _problem(block_mask=block_mask)
-    assert as_band_call(problem) is problem
+    assert as_kernel_call(problem) is problem
 
 
 def test_a_slice_of_lists_is_read() -> None:
@@ -109,13 +109,13 @@ def test_a_slice_of_lists_is_read() -> None:
     part = block_mask[:, :1]
     part.mask_mod = mods.causal  # torch leaves the choice to the caller
     problem = _problem(block_mask=part)
-    assert as_band_call(problem) is problem
+    assert as_kernel_call(problem) is problem
 
 
 def test_another_mask_beside_exact_lists_stays() -> None:
     block_mask = fovea.create_block_mask(mods.causal, None, None, LENGTH, LENGTH, "cpu")
     ids = torch.arange(LENGTH) // 77
-    band = as_band_call(_problem(block_mask=block_mask, mask_mod=mods.document(ids)))
+    band = as_kernel_call(_problem(block_mask=block_mask, mask_mod=mods.document(ids)))
     assert band.block_lists is None
     assert band.mask_mod is not None
     assert band.limits == (None, 0)
@@ -136,3 +136,40 @@ def test_the_reference_takes_a_band_call_as_it_was_written() -> None:
     block_mask = fovea.create_block_mask(mask, None, None, LENGTH, LENGTH, "cpu")
     a, b = oracle(_problem(block_mask=block_mask)), oracle(_problem(window=(40, 17)))
     assert torch.equal(a.out, b.out)
+
+
+def test_score_mod_that_is_a_soft_cap_becomes_the_number() -> None:
+    found = as_kernel_call(_problem(score_mod=mods.softcap(20.0)))
+    assert found.score_mod is None
+    assert found.softcap == 20.0
+
+
+@pytest.mark.parametrize("cap", [0.0, float("inf"), float("nan"), 1e-30])
+def test_soft_cap_of_an_odd_number_stays_a_mod(cap: float) -> None:
+    problem = _problem(score_mod=lambda s, b, h, q, k: cap * torch.tanh(s / cap))
+    assert as_kernel_call(problem) is problem
+
+
+def test_soft_cap_behind_the_keyword_stays_a_mod() -> None:
+    problem = _problem(score_mod=mods.softcap(20.0), softcap=5.0)
+    assert as_kernel_call(problem) is problem
+
+
+def test_exact_lists_become_ranges_where_kernels_take_them() -> None:
+    ids = torch.arange(LENGTH) // 77
+    block_mask = fovea.create_block_mask(mods.document(ids), None, None, LENGTH, LENGTH, "cpu")
+    problem = _problem(block_mask=block_mask)
+    found = as_kernel_call(problem, SM90)
+    assert found.key_ranges is not None
+    assert found.block_lists is None
+    assert found.block_mask_mod is None
+    for arch in (None, SM100):
+        assert as_kernel_call(problem, arch) is problem
+
+
+def test_ranges_are_not_read_beside_another_mask() -> None:
+    ids = torch.arange(LENGTH) // 77
+    block_mask = fovea.create_block_mask(mods.document(ids), None, None, LENGTH, LENGTH, "cpu")
+    block_mask.mask_mod = mods.document(ids.clone())
+    problem = _problem(block_mask=block_mask)
+    assert as_kernel_call(problem, SM90) is problem
