@@ -154,11 +154,20 @@ def _origins(problem: AttentionProblem, arch: Arch) -> list[tuple[AttentionProbl
 
 def _merged(texts: list[str]) -> list[str]:
     """Return the conditions, those that differ in keys or in queries alone made one."""
-    for least, more in (_short_and_long(), _few_and_many()):
-        without = [text.replace(f", {least}", "").replace(f", {more}", "") for text in texts]
-        pairs = zip(texts, without, strict=True)
-        texts = list(dict.fromkeys(r if without.count(r) > 1 else text for text, r in pairs))
-    return texts
+    few, some, many = (text for _, text in _query_lengths())
+    more = few.replace("at most", "more than")
+    texts = _joined(texts, (some, many), f", {more}")
+    texts = _joined(texts, _short_and_long(), "")
+    return _joined(texts, (few, more), "")
+
+
+def _joined(texts: list[str], halves: tuple[str, str], whole: str) -> list[str]:
+    """Return the conditions, those that differ in one of two halves made one with the whole."""
+    joined = [
+        text.replace(f", {halves[0]}", whole).replace(f", {halves[1]}", whole) for text in texts
+    ]
+    pairs = zip(texts, joined, strict=True)
+    return list(dict.fromkeys(both if joined.count(both) > 1 else text for text, both in pairs))
 
 
 def _short_and_long() -> tuple[str, str]:
@@ -167,19 +176,21 @@ def _short_and_long() -> tuple[str, str]:
     return f"at most {SHORT_SEQLEN} keys", f"more than {SHORT_SEQLEN} keys"
 
 
-def _few_and_many() -> tuple[str, str]:
-    from fovea.plan.select import FEW_QUERIES
+def _query_lengths() -> list[tuple[int, str]]:
+    from fovea.plan.select import FEW_QUERIES, PAIR_QUERIES
 
-    return f"at most {FEW_QUERIES} queries", f"more than {FEW_QUERIES} queries"
+    return [
+        (1, f"at most {FEW_QUERIES} queries"),
+        (FEW_QUERIES + 1, f"{FEW_QUERIES + 1} to {PAIR_QUERIES - 1} queries"),
+        (PAIR_QUERIES, f"at least {PAIR_QUERIES} queries"),
+    ]
 
 
 def _lengths(problem: AttentionProblem) -> list[tuple[int, int, str]]:
     """Return lengths between which the kernel of a call changes, and what they stand for."""
-    from fovea.plan.select import FEW_QUERIES
-
     return [
         (seqlen_q, seqlen_kv, f"{queries}, {keys}")
-        for seqlen_q, queries in zip((1, FEW_QUERIES + 1), _few_and_many(), strict=True)
+        for seqlen_q, queries in _query_lengths()
         for seqlen_kv, keys in _key_lengths(problem)
     ]
 

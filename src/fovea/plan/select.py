@@ -31,6 +31,8 @@ SHORT_SEQLEN = 2048  # keys up to which a call gets the plan for short sequences
 # Queries up to which a call gets the plan for few. One warpgroup then multiplies at a time, which
 # pays as long as K and V come slower than it works through them.
 FEW_QUERIES = 64
+# Queries from which CTAs of Blackwell work in pairs: at most an eighth of the rows is idle.
+PAIR_QUERIES = 2048
 # What parts of the keys may take of the GPU's memory: most rows of a packed batch may be idle.
 _PARTIAL_BYTES = 2**28
 _L2_BYTES = 50 * 1024**2  # of an H100; an H200 has 60
@@ -69,6 +71,7 @@ def forward_plan(problem: AttentionProblem, arch: Arch) -> ForwardPlan:
         features,
         arch="sm100" if arch.name == "sm100" else "sm103",
         splits_keys=_splits_keys(problem),
+        is_pair=_is_pair(problem, features),
     )
 
 
@@ -78,6 +81,20 @@ def _splits_keys(problem: AttentionProblem) -> bool:
     if lists is not None:
         return lists.block_q % sm100.TILE_M != 0
     return problem.seqlen_q <= FEW_QUERIES
+
+
+def _is_pair(problem: AttentionProblem, features: ForwardFeatures) -> bool:
+    """Return whether CTAs of a Blackwell plan multiply in pairs.
+
+    Each then loads and reads half of K and V. A walk serves twice as many rows: of a short sequence
+    more of them are idle, and under a band the upper half sits through tiles of the lower one. With
+    one O a CTA, the bytes of K and V bind, and pairs pay under a band, too.
+    """
+    head_dims = _blackwell_head_dims(problem)
+    if features.block_lists or problem.seqlen_q < PAIR_QUERIES or head_dims[1] % 128 != 0:
+        return False
+    is_banded = features.limit_left or features.limit_right
+    return max(head_dims) > 192 or (not is_banded and head_dims[0] > 64)
 
 
 def _packs_heads(problem: AttentionProblem, features: ForwardFeatures) -> bool:

@@ -65,6 +65,9 @@ class ForwardPlan:
     query tile of 256 rows would not do; else each has 128 rows and every KV tile. With
     `splits_columns`, too, they add to one O, which has no room beside another: then a softmax
     warpgroup owns half of each row, in the KV tiles of both streams.
+
+    In a pair of CTAs (`cluster`) a stream has 256 rows, 128 in each CTA, and each CTA holds half of
+    every K and V tile, of which the tensor cores of both read. The first one issues the products.
     """
 
     dtype: Literal["bfloat16", "float16"]
@@ -81,6 +84,7 @@ class ForwardPlan:
     software_columns: int
     p_parts: tuple[int, ...]  # columns of P handed to the tensor cores at a time
     stages_o: bool  # O leaves through shared memory, else from registers
+    cluster: int = 1  # CTAs that multiply together: 2 make a product of 256 rows
     splits_keys: bool = False
     splits_columns: bool = False
     features: ForwardFeatures = field(default_factory=ForwardFeatures)
@@ -95,6 +99,11 @@ class ForwardPlan:
         assert all(part % CHUNK_COLUMNS == 0 for part in self.p_parts), self.p_parts
         # Both warpgroups may rescale O, so no part of P may be multiplied before all is there.
         assert not self.splits_columns or (self.splits_keys and len(self.p_parts) == 1)
+        assert self.cluster in (1, 2), self.cluster
+        if self.cluster > 1:
+            # Its half of V is whole blocks of 64 columns. Block lists belong to 128 rows.
+            assert self.head_dim_v % 128 == 0 and not self.features.block_lists
+            assert self.splits_columns or not self.splits_keys
         assert self.software_columns % 2 == 0 and self.software_columns <= CHUNK_COLUMNS
         assert self.shared_bytes <= SHARED_BYTES_PER_CTA, self.shared_bytes
         check_roles(self.roles)
@@ -102,8 +111,28 @@ class ForwardPlan:
 
     @property
     def tile_m(self) -> int:
+        """Query rows of one walk through the keys: of the CTA, or of the pair."""
+        return self.cta_rows * self.cluster
+
+    @property
+    def cta_rows(self) -> int:
         """Query rows of the CTA."""
         return STREAM_ROWS if self.splits_keys else TILE_M
+
+    @property
+    def stream_rows(self) -> int:
+        """Query rows of a product."""
+        return STREAM_ROWS * self.cluster
+
+    @property
+    def k_rows(self) -> int:
+        """Keys of a K tile that this CTA holds."""
+        return self.tile_n // self.cluster
+
+    @property
+    def v_columns(self) -> int:
+        """Columns of a V tile that this CTA holds."""
+        return self.head_dim_v // self.cluster
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -149,12 +178,12 @@ class ForwardPlan:
     @property
     def k_edge(self) -> Edge:
         """K tiles, read by the products of both streams."""
-        return self._tma_edge("k", self.k_stages, self.tile_n * self.head_dim // self.k_parts)
+        return self._tma_edge("k", self.k_stages, self.k_rows * self.head_dim // self.k_parts)
 
     @property
     def v_edge(self) -> Edge:
         """V tiles, read by the products of both streams."""
-        return self._tma_edge("v", self.v_stages, self.tile_n * self.head_dim_v // self.v_parts)
+        return self._tma_edge("v", self.v_stages, self.tile_n * self.v_columns // self.v_parts)
 
     @property
     def kv_stages(self) -> int:
@@ -186,19 +215,21 @@ class ForwardPlan:
     def signals(self) -> tuple[Signal, ...]:
         """What the roles tell each other of tensor memory and row statistics.
 
+        In a pair the tensor cores tell both CTAs, and both tell the one that issues products.
+
         Where each stream has an O, `s_full` also says that all earlier products of its stream are
         done, since a commit covers everything issued before it: O may then be rescaled without a
         barrier of its own. Where they share it, `o_rests` says so.
         """
 
-        def signal(name: str, producer: str, consumer: str, stages: int, warps: int = 0) -> Signal:
-            arrivals = 1 if producer == "mma" else warps or WARPS_PER_WARPGROUP
+        def signal(name: str, producer: str, consumer: str, stages: int, warps: int = 4) -> Signal:
+            arrivals = 1 if producer == "mma" else warps
             return Signal(
                 name=name,
                 producer=producer,
                 consumer=consumer,
                 stages=stages,
-                arrivals=arrivals,
+                arrivals=arrivals * (self.cluster if consumer == "mma" else 1),
             )
 
         softmax_warps = WARPS_PER_WARPGROUP * (STREAMS if self.splits_columns else 1)
@@ -216,10 +247,9 @@ class ForwardPlan:
 
     @property
     def num_barriers(self) -> int:
-        """mbarriers of the kernel."""
-        return sum(edge.num_barriers for edge in self.edges) + sum(
-            signal.stages for signal in self.signals
-        )
+        """mbarriers of the kernel; the mailbox of a pair has one."""
+        rings = sum(edge.num_barriers for edge in self.edges)
+        return rings + sum(signal.stages for signal in self.signals) + (self.cluster > 1)
 
     @property
     def tensor_regions(self) -> tuple[TensorRegion, ...]:
@@ -294,12 +324,13 @@ class ForwardPlan:
             * self.splits_columns  # maxima that two threads of a row exchange
             + WORK_STAGES * self.flag_words * 4
             + 16  # where the allocator of tensor memory writes
+            + 16 * (self.cluster > 1)  # the mailbox, aligned
         )
 
     @property
     def flag_words(self) -> int:
-        """Words in which a bit says of each row of a query tile whether to redo it."""
-        return self.tile_m // WARP_SIZE
+        """Words in which a bit says of each row of the CTA whether to redo it."""
+        return self.cta_rows // WARP_SIZE
 
     @property
     def shared_bytes(self) -> int:
@@ -316,11 +347,6 @@ class ForwardPlan:
     def is_optimistic(self) -> bool:
         """True where a row keeps its first maximum as its reference; see `sm90.ForwardPlan`."""
         return self.dtype == "bfloat16" and not self.features.max_score
-
-    @property
-    def cluster(self) -> int:
-        """CTAs that share what they load."""
-        return 1
 
     @property
     def packs_heads(self) -> bool:
@@ -350,6 +376,7 @@ class ForwardPlan:
         return (
             f"fovea_sm100_forward_{kind}_d{self.head_dim}x{self.head_dim_v}"
             f"_m{self.tile_m}n{self.tile_n}e{self.software_columns}"
+            f"{'_pair' if self.cluster > 1 else ''}"
         )
 
     def key_text(self) -> str:
@@ -359,7 +386,8 @@ class ForwardPlan:
             f"head_dim_v {self.head_dim_v} stages {self.k_stages} {self.v_stages} "
             f"parts {self.k_parts} {self.v_parts} {self.p_parts} stages_o {self.stages_o} "
             f"software_columns {self.software_columns} "
-            f"splits_keys {self.splits_keys} splits_columns {self.splits_columns}\n"
+            f"splits_keys {self.splits_keys} splits_columns {self.splits_columns} "
+            f"cluster {self.cluster}\n"
             f"{self.features.key_text()}"
         )
 
@@ -371,15 +399,19 @@ def make_forward_plan(
     *,
     arch: Literal["sm100", "sm103"],
     splits_keys: bool = False,
+    is_pair: bool = False,
 ) -> ForwardPlan:
     """Return the plan of a variant; `head_dims` are (head_dim, head_dim_v), already rounded up."""
-    shape = forward_tile(head_dims, joins_maxima=splits_keys and features.max_score)
+    cluster = 2 if is_pair else 1
+    joins_maxima = splits_keys and features.max_score
+    shape = forward_tile(head_dims, joins_maxima=joins_maxima, cluster=cluster)
     return ForwardPlan(
         dtype=dtype,
         head_dim=head_dims[0],
         head_dim_v=head_dims[1],
         software_columns=software_columns(head_dims, SOFTWARE_COLUMNS[arch]),
         splits_keys=splits_keys or shape.splits_columns,
+        cluster=cluster,
         features=features,
         **shape._asdict(),
     )

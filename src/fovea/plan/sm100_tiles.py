@@ -37,8 +37,12 @@ class TileShape(NamedTuple):
     stages_o: bool
 
 
-def forward_tile(head_dims: tuple[int, int], *, joins_maxima: bool = False) -> TileShape:
+def forward_tile(
+    head_dims: tuple[int, int], *, joins_maxima: bool = False, cluster: int = 1
+) -> TileShape:
     """Return the tile shape of (head_dim, head_dim_v) already rounded up.
+
+    In a cluster of two CTAs each holds half of every K and V tile.
 
     Tensor memory has 512 columns for S and O of both streams. Up to 128 columns of V two S of 128
     columns fit beside two O, up to 192 two of 64; from there on, and where two Q tiles would leave
@@ -56,19 +60,20 @@ def forward_tile(head_dims: tuple[int, int], *, joins_maxima: bool = False) -> T
     return TileShape(
         tile_n,
         splits_columns,
-        *_kv_stages(room, tile_n, head_dims),
+        *_kv_stages(room, tile_n // cluster, head_dims),
         p_parts=(tile_n,) if splits_columns else (tile_n - CHUNK_COLUMNS, CHUNK_COLUMNS),
         stages_o=stages_o,
     )
 
 
-def _kv_stages(room: int, tile_n: int, head_dims: tuple[int, int]) -> tuple[int, int, int, int]:
+def _kv_stages(room: int, keys: int, head_dims: tuple[int, int]) -> tuple[int, int, int, int]:
     """Return the parts that K and V tiles come in, and their stages, as many as fit.
 
+    A tile is as large as one of `keys` keys.
     Where two whole tiles of both do not fit, a tile comes in parts: K by columns, V by keys. A part
     is loaded again as soon as the products are through with it, so the rings are never empty.
     """
-    k_bytes, v_bytes = (tile_n * columns * ELEMENT_BYTES for columns in head_dims)
+    k_bytes, v_bytes = (keys * columns * ELEMENT_BYTES for columns in head_dims)
     k_parts, v_parts = 1, 1
     if room < 2 * (k_bytes + v_bytes):
         k_parts = head_dims[0] // _PART_COLUMNS

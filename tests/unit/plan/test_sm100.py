@@ -10,7 +10,7 @@ from fovea.arch import SM100, SM103
 from fovea.plan import draw, sm100_tiles
 from fovea.plan.features import ForwardFeatures
 from fovea.plan.roles import REGISTERS_PER_SM
-from fovea.plan.select import FEW_QUERIES, forward_plan
+from fovea.plan.select import FEW_QUERIES, PAIR_QUERIES, forward_plan
 from fovea.plan.sm100 import make_forward_plan
 from fovea.plan.tensor_memory import TensorRegion, check_regions
 from fovea.problem import Request, make_dense
@@ -155,3 +155,41 @@ def test_drawing_names_every_ring_signal_and_region():
             assert f"{part.name}: " in graph
         for region in plan.tensor_regions:
             assert f"| {region.first}-{region.end - 1} | {region.name.upper()} |" in table
+
+
+@pytest.mark.parametrize(
+    ("head_dims", "tile_m", "stages"),
+    [((128, 128), 512, (4, 4)), ((192, 128), 512, (3, 3)), ((256, 256), 256, (2, 2))],
+)
+def test_pair_has_half_of_every_tile_of_k_and_v(head_dims, tile_m, stages):
+    alone, pair = (
+        make_forward_plan("bfloat16", head_dims, ForwardFeatures(), arch="sm100", is_pair=is_pair)
+        for is_pair in (False, True)
+    )
+    assert (pair.tile_m, pair.cta_rows) == (tile_m, alone.tile_m)
+    assert pair.k_edge.stage_bytes * pair.k_parts * 2 == alone.k_edge.stage_bytes * alone.k_parts
+    assert pair.v_edge.stage_bytes * pair.v_parts * 2 == alone.v_edge.stage_bytes * alone.v_parts
+    assert (pair.k_parts, pair.v_parts) == (1, 1)
+    assert (pair.k_stages, pair.v_stages) == stages
+    arrivals = {signal.name: signal.arrivals for signal in pair.signals}
+    assert arrivals["p_full"] == 2 * {s.name: s.arrivals for s in alone.signals}["p_full"]
+    assert (arrivals["o_empty"], arrivals["s_full"]) == (8, 1)
+
+
+@pytest.mark.parametrize(
+    ("head_dims", "causal", "cluster"),
+    [
+        ((128, 128), False, 2),
+        ((128, 128), True, 1),
+        ((64, 64), False, 1),
+        ((192, 128), False, 2),
+        ((192, 192), False, 1),
+        ((256, 256), True, 2),
+    ],
+)
+def test_pairs_are_chosen_from_many_queries_on(head_dims, causal, cluster):
+    for seqlen_q, expected in ((PAIR_QUERIES - 1, 1), (PAIR_QUERIES, cluster)):
+        problem = replace(
+            problem_of(seqlen_q, 300, *head_dims), causal="bottom_right" if causal else None
+        )
+        assert forward_plan(problem, SM100).cluster == expected

@@ -12,6 +12,8 @@ import cutlass.cute as cute
 
 from fovea.kernels.sm100 import tmem
 
+_ISSUING_RANK = 0  # in a pair
+
 
 class Signals(NamedTuple):
     """The first barrier of each signal, in the order of `ForwardPlan.signals`."""
@@ -41,6 +43,18 @@ def wait(barrier: cute.Pointer, time: cutlass.Int32) -> None:
 def wait_before(barrier: cute.Pointer, time: cutlass.Int32) -> None:
     """Wait until a barrier has been told for the time before; at time 0 nothing is waited for."""
     cute.arch.mbarrier_wait(barrier, (time & 1) ^ 1)
+
+
+@cute.jit
+def tell_products(barrier: cute.Pointer, plan: cutlass.Constexpr):
+    """Arrive for a warp where products are issued: here, or in the first CTA of a pair."""
+    if cutlass.const_expr(plan.cluster == 1):
+        tell(barrier)
+    else:
+        tmem.before_arrival()
+        cute.arch.sync_warp()
+        if cute.arch.lane_idx() == 0:
+            cute.arch.mbarrier_arrive(barrier, _ISSUING_RANK)
 
 
 @cute.jit

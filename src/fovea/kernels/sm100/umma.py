@@ -24,6 +24,7 @@ _ATOM_ROWS = 8
 _UNIT_BYTES = 16  # of addresses in a descriptor
 _SWIZZLE_128 = 2 << 61
 _VERSION = 1 << 46
+_BOTH_CTAS = 0b11  # a bit for each rank
 
 
 def element_type(plan: ForwardPlan) -> type[cutlass.Numeric]:
@@ -57,9 +58,10 @@ class Product(NamedTuple):
     """What is fixed of a product: its instruction descriptor, and how A and B step along K.
 
     B steps through one stage of shared memory, A through all of K. Offsets are in units of 16
-    bytes, as descriptors have them, or columns of tensor memory.
+    bytes, as descriptors have them, or columns of tensor memory. In a pair they hold in both CTAs.
     """
 
+    cluster: int
     instruction: int
     a_steps: tuple[int, ...]
     b_steps: tuple[int, ...]
@@ -69,9 +71,10 @@ class Product(NamedTuple):
 def scores_product(plan: ForwardPlan) -> Product:
     """Return S = Q K^T: both operands with head_dim contiguous."""
     return Product(
+        cluster=plan.cluster,
         instruction=_instruction(plan, plan.tile_n, is_b_transposed=False),
         a_steps=_k_major_steps(STREAM_ROWS, plan.head_dim),
-        b_steps=_k_major_steps(plan.tile_n, plan.head_dim // plan.k_parts),
+        b_steps=_k_major_steps(plan.k_rows, plan.head_dim // plan.k_parts),
         b_fixed=K_MAJOR,
     )
 
@@ -81,6 +84,7 @@ def output_product(plan: ForwardPlan) -> Product:
     keys = plan.tile_n // plan.v_parts
     block_bytes = keys * _ATOM_BYTES  # from 128 bytes of head_dim_v to the next
     return Product(
+        cluster=plan.cluster,
         instruction=_instruction(plan, plan.head_dim_v, is_b_transposed=True),
         a_steps=tuple(plan.p_offset(key) for key in range(0, plan.tile_n, K_STEP)),
         b_steps=tuple(k * _ATOM_BYTES // _UNIT_BYTES for k in range(0, keys, K_STEP)),
@@ -98,7 +102,10 @@ def _k_major_steps(rows: int, columns: int) -> tuple[int, ...]:
 
 
 def _instruction(plan: ForwardPlan, columns: int, *, is_b_transposed: bool) -> int:
-    """Return the instruction descriptor of 128 rows, `columns` columns and fp32 accumulation."""
+    """Return the instruction descriptor of a stream's rows, `columns` columns, fp32 accumulation.
+
+    In a pair rows and columns are those of both CTAs.
+    """
     operand = _FORMATS[plan.dtype]
     accumulator = 1  # fp32
     return (
@@ -107,7 +114,7 @@ def _instruction(plan: ForwardPlan, columns: int, *, is_b_transposed: bool) -> i
         | operand << 10
         | is_b_transposed << 16
         | columns // 8 << 17
-        | 128 // 16 << 24
+        | plan.stream_rows // 16 << 24
     )
 
 
@@ -145,7 +152,7 @@ def issue_from_shared(
     for index, b_step in enumerate(product.b_steps):
         step = part * len(product.b_steps) + index
         cute.arch.inline_ptx(
-            _mma("{$r1}"),
+            _mma(product, "{$r1}"),
             read_only_args=[
                 accumulator,
                 _descriptor(a_start + product.a_steps[step], K_MAJOR),
@@ -170,7 +177,7 @@ def issue_from_tensor_memory(
     """
     for step in steps:
         cute.arch.inline_ptx(
-            _mma("[{$r1}]"),
+            _mma(product, "[{$r1}]"),
             read_only_args=[
                 accumulator,
                 a_address + product.a_steps[step],
@@ -183,13 +190,20 @@ def issue_from_tensor_memory(
         )
 
 
-def _mma(a: str) -> str:
+def _mma(product: Product, a: str) -> str:
     return (
         "{ .reg .pred accumulates; setp.ne.b32 accumulates, {$r4}, 0; "
-        "tcgen05.mma.cta_group::1.kind::f16 [{$r0}], " + a + ", {$r2}, {$r3}, accumulates; }"
+        f"tcgen05.mma.cta_group::{product.cluster}.kind::f16 "
+        "[{$r0}], " + a + ", {$r2}, {$r3}, accumulates; }"
     )
 
 
-def commit(barrier: cute.Pointer) -> None:
-    """Arrive on a barrier once every product issued so far by this thread is done."""
-    tcgen05.commit(barrier)
+def commit(plan: ForwardPlan, barrier: cute.Pointer) -> None:
+    """Arrive on a barrier once every product issued so far by this thread is done.
+
+    In a pair on the barrier at this place in both CTAs.
+    """
+    if plan.cluster == 1:
+        tcgen05.commit(barrier)
+    else:
+        tcgen05.commit(barrier, _BOTH_CTAS, tcgen05.CtaGroup.TWO)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 
+from fovea.kernels.device.cluster import Mailbox, Rank
 from fovea.kernels.device.kv_walk import BlockListTensors
 from fovea.kernels.device.masking import Band
 from fovea.kernels.device.pipeline import Ring
@@ -59,7 +60,7 @@ class SharedTiles(NamedTuple):
     `statistics` is (plan.statistics, streams, rows): a row's sum, reference and, if the plan joins
     maxima, maximum, from the softmax to the epilogue. `maxima` is (slots, warpgroups, rows), where
     two threads share a row. `tensor_memory` is the address of the first column, known once it is
-    allocated.
+    allocated. `mailbox` and `rank` are those of a CTA in a pair.
     """
 
     sQ: cute.Tensor
@@ -73,4 +74,6 @@ class SharedTiles(NamedTuple):
     signals: Signals
     statistics: cute.Tensor
     maxima: cute.Tensor | None
+    mailbox: Mailbox | None
     tensor_memory: cutlass.Int32
+    rank: Rank | None

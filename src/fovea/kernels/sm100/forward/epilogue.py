@@ -18,6 +18,7 @@ from fovea.kernels.device.work import STOP, Work, demand_redo, receive, release_
 from fovea.kernels.sm100 import tmem
 from fovea.kernels.sm100.forward.arguments import Outputs, Problem, SharedTiles
 from fovea.kernels.sm100.forward.output import Part, Row, write_rows, write_tile
+from fovea.kernels.sm100.forward.streams import rows_of
 from fovea.kernels.sm100.signals import tell, wait
 from fovea.plan.numerics import LN_2, LOG2_E, OPTIMISTIC_SUM_LIMIT
 from fovea.plan.roles import WARPGROUP_THREADS
@@ -119,24 +120,24 @@ def _rows(
     shared: SharedTiles,
     work: Work,
     use: cutlass.Int32,
-    tile: cutlass.Int32,
+    stream: cutlass.Int32,
     parts: tuple,
 ):
-    """Write 128 rows of a query tile."""
+    """Write 128 rows of a query tile: those of one stream, or of both where they share them."""
     walk = work.walk
     thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
-    in_tile = tile * STREAM_ROWS + thread
+    tile = rows_of(plan, shared.rank, stream)
     slot = stage_of(use, plan.work_edge)
     flag_slot = select(work.is_redo == 0, slot, work.is_redo - 1)
     lse, total, weighed = _weigh(plan, outputs, walk, parts)
     row = Row(
         walk=walk,
-        q_idx=walk.m_idx * plan.tile_m + in_tile,
+        q_idx=walk.m_idx * plan.tile_m + tile * STREAM_ROWS + thread,
         thread=thread,
         warp=warp,
         tile=tile,
-        flags=flag_slot * plan.flag_words + tile * WARPS_PER_WARPGROUP + warp,
+        flags=flag_slot * plan.flag_words + stream * WARPS_PER_WARPGROUP + warp,
         lse=lse,
         total=total,
         parts=weighed,

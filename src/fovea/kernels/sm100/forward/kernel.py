@@ -10,14 +10,15 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass.cute.nvgpu import cpasync
+from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.memory import SmemAllocator
 
+from fovea.kernels.device.cluster import Mailbox, cluster_rank, init_mailbox, sync_cluster
 from fovea.kernels.device.kv_walk import BlockListTensors
 from fovea.kernels.device.masking import Band
 from fovea.kernels.device.mods import ModTable, make_mod_table
 from fovea.kernels.device.pipeline import init_ring, make_ring
-from fovea.kernels.device.scheduler import TileOrder
+from fovea.kernels.device.scheduler import TileOrder, num_tiles
 from fovea.kernels.device.score import Scalars
 from fovea.kernels.device.work import WorkRing, clear, work_words
 from fovea.kernels.sm100.forward import epilogue, load, mma, softmax
@@ -51,8 +52,8 @@ def make_layouts(plan: ForwardPlan) -> Layouts:
     dtype = element_type(plan)
     return Layouts(
         q=row_major_layout(dtype, STREAM_ROWS, plan.head_dim, plan.q_edge.stages),
-        k=row_major_layout(dtype, plan.tile_n, plan.head_dim // plan.k_parts, plan.k_stages),
-        v=transposed_layout(dtype, plan.head_dim_v, plan.tile_n // plan.v_parts, plan.v_stages),
+        k=row_major_layout(dtype, plan.k_rows, plan.head_dim // plan.k_parts, plan.k_stages),
+        v=transposed_layout(dtype, plan.v_columns, plan.tile_n // plan.v_parts, plan.v_stages),
         o=row_major_layout(dtype, STREAM_ROWS, plan.head_dim_v, 1) if plan.stages_o else None,
     )
 
@@ -95,11 +96,12 @@ class ForwardKernel:
         """Launch the kernel; every shape, stride and number is a run-time value."""
         plan = self.plan
         layouts = make_layouts(plan)
-        load_op = cpasync.CopyBulkTensorTileG2SOp()
+        group = tcgen05.CtaGroup.TWO if plan.cluster > 1 else tcgen05.CtaGroup.ONE
+        load_op = cpasync.CopyBulkTensorTileG2SOp(group)
         store_op = cpasync.CopyBulkTensorTileS2GOp()
         q_box = (STREAM_ROWS, plan.head_dim)
-        k_box = (plan.tile_n, plan.head_dim // plan.k_parts)
-        v_box = (plan.head_dim_v, plan.tile_n // plan.v_parts)
+        k_box = (plan.k_rows, plan.head_dim // plan.k_parts)
+        v_box = (plan.v_columns, plan.tile_n // plan.v_parts)
         stage = (None, None, 0)
         atom_q, tma_q = cpasync.make_tiled_tma_atom(
             load_op, _modes(mQ, _ROW_MAJOR_MODES), cute.slice_(layouts.q, stage), q_box
@@ -138,8 +140,14 @@ class ForwardKernel:
             TmaLoads(atom_q, tma_q, atom_k, tma_k, atom_v, tma_v),
             Outputs(atom_o, tma_o, mO, mLSE, mMaxScore, mSink),
         ).launch(
-            grid=(cutlass.min(order.num_m_tiles * order.head_rows, num_ctas), 1, 1),
+            grid=(
+                cutlass.min(num_tiles(order), cutlass.max(num_ctas // plan.cluster, 1))
+                * plan.cluster,
+                1,
+                1,
+            ),
             block=(plan.threads, 1, 1),
+            cluster=(plan.cluster, 1, 1) if plan.cluster > 1 else None,
             stream=stream,
             min_blocks_per_mp=1,
         )
@@ -155,6 +163,7 @@ class ForwardKernel:
     ):
         """Allocate from the plan, initialise the barriers, run the roles."""
         plan = self.plan
+        is_pair = plan.cluster > 1
         shared, address = self._allocate()
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         softmax_role, epilogue_role, issue_role = plan.roles
@@ -172,12 +181,17 @@ class ForwardKernel:
                 init_ring(shared.work.ring, plan.work_edge)
                 init_signals(shared.signals, plan)
                 clear(shared.work, plan.work_edge)
+                if cutlass.const_expr(is_pair):
+                    init_mailbox(shared.mailbox)
         if warp_idx == first_issue_warp + MMA_WARP:
-            cute.arch.alloc_tmem(TENSOR_COLUMNS, address)
-            cute.arch.relinquish_tmem_alloc_permit()
+            cute.arch.alloc_tmem(TENSOR_COLUMNS, address, is_pair)
+            cute.arch.relinquish_tmem_alloc_permit(is_pair)
         # The copy engine must see the initialised barriers too, not only this CTA's threads.
         cute.arch.mbarrier_init_fence()
-        cute.arch.sync_threads()
+        if cutlass.const_expr(is_pair):
+            sync_cluster()
+        else:
+            cute.arch.sync_threads()
         shared = shared._replace(tensor_memory=cute.make_tensor(address, cute.make_layout(1))[0])
 
         if warp_idx < softmax_role.threads // WARP_SIZE:
@@ -191,9 +205,19 @@ class ForwardKernel:
             if warp_idx == first_issue_warp + LOAD_WARP:
                 load.run(plan, problem, tma, shared)
             elif warp_idx == first_issue_warp + MMA_WARP:
-                mma.run(plan, problem, shared)
-                pointer = cute.arch.retrieve_tmem_ptr(cutlass.Float32, 16, address)
-                cute.arch.dealloc_tmem(pointer, TENSOR_COLUMNS)
+                if cutlass.const_expr(is_pair):
+                    if shared.rank.is_first:
+                        mma.run(plan, problem, shared)
+                    else:
+                        mma.follow(plan, shared)
+                else:
+                    mma.run(plan, problem, shared)
+        if cutlass.const_expr(is_pair):
+            # The other CTA may still multiply into this one's tensor memory, or arrive here.
+            sync_cluster()
+        if warp_idx == first_issue_warp + MMA_WARP:
+            pointer = cute.arch.retrieve_tmem_ptr(cutlass.Float32, 16, address)
+            cute.arch.dealloc_tmem(pointer, TENSOR_COLUMNS, is_pair)
 
     def _allocate(self) -> tuple[SharedTiles, cute.Pointer]:
         """Return the tiles and barriers, and where the address of tensor memory will be."""
@@ -229,6 +253,10 @@ class ForwardKernel:
             )
         num_words = WORK_STAGES * plan.flag_words
         flags = smem.allocate_tensor(cutlass.Int32, cute.make_layout(num_words))
+        mailbox, rank = None, None
+        if plan.cluster > 1:
+            letter = smem.allocate_tensor(cutlass.Int32, cute.make_layout(2), 8)
+            mailbox, rank = Mailbox(letter, barriers + offset), cluster_rank()
 
         def tile(layout: cute.ComposedLayout | None) -> cute.Tensor | None:
             if layout is None:
@@ -239,5 +267,7 @@ class ForwardKernel:
         work = WorkRing(words, flags, rings[3])
         unknown = cutlass.Int32(0)
         signals = Signals(*firsts)
-        shared = SharedTiles(*tiles, *rings[:3], work, signals, statistics, maxima, unknown)
+        shared = SharedTiles(
+            *tiles, *rings[:3], work, signals, statistics, maxima, mailbox, unknown, rank
+        )
         return shared, address

@@ -11,6 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
+from fovea.kernels.device.cluster import Rank, receive, send
 from fovea.kernels.device.kv_walk import Walk, kv_tile, make_walk, reorder
 from fovea.kernels.device.pipeline import Ring, expect_bytes, stage_of, wait_empty
 from fovea.kernels.device.scheduler import decode_tile, num_tiles
@@ -18,6 +19,7 @@ from fovea.kernels.device.values import select
 from fovea.kernels.device.work import (
     PAUSE,
     STOP,
+    Verdict,
     Work,
     announce,
     await_verdict,
@@ -25,13 +27,15 @@ from fovea.kernels.device.work import (
     from_first_lane,
 )
 from fovea.kernels.sm100.forward.arguments import Problem, SharedTiles, TmaLoads
+from fovea.kernels.sm100.forward.streams import rows_of
 from fovea.plan.sm100_tiles import STREAM_ROWS, STREAMS
 
 
 class _Views(NamedTuple):
     """TMA partitions of one query tile: (smem, gmem) of Q, K and V.
 
-    Global memory of K counts (KV tile, part), that of V parts of KV tiles one after the other.
+    Global memory of K counts (KV tile, part), that of V (columns, parts of KV tiles one after the
+    other). In a pair of CTAs K counts half tiles, and each CTA has half of V's columns.
     """
 
     tQsQ: cute.Tensor
@@ -52,7 +56,7 @@ def run(plan: cutlass.Constexpr, problem: Problem, tma: TmaLoads, shared: Shared
     item = cutlass.Int32(0)
     kv_use = cutlass.Int32(0)
     use = cutlass.Int32(0)
-    fresh, _, _ = cute.arch.block_idx()
+    fresh = cute.arch.block_idx()[0] // plan.cluster
     tile_number = cutlass.Int32(0)
     while use >= 0:
         tile_number, is_redo = _next_work(plan, problem, shared, use, fresh, tile_number)
@@ -68,7 +72,7 @@ def run(plan: cutlass.Constexpr, problem: Problem, tma: TmaLoads, shared: Shared
             # Drawn before the loads and read after them: the counter's answer takes a while.
             drawn = fresh
             if is_redo == 0:
-                drawn = _draw(plan, problem, fresh)
+                drawn = _draw(plan, problem, shared, fresh)
             _load_tile(plan, problem, tma, shared, walk, item, kv_use)
             kv_use += walk.visits
             item += 1
@@ -87,31 +91,66 @@ def _next_work(
 ):
     """Return the tile to announce and the redo word: 0, or 1 + the slot whose flags say which rows.
 
+    The first CTA of a pair decides for both, once it has heard the other's verdict; a redo of
+    either is one of both.
+    """
+    verdict = await_verdict(shared.work, use, plan.work_edge)
+    if cutlass.const_expr(plan.cluster == 1):
+        tile_number, is_redo = _decide(plan, problem, use, fresh, last, verdict)
+    else:
+        said = select(verdict.wants_redo, cutlass.Int32(1), cutlass.Int32(0))
+        tile_number, is_redo = last, cutlass.Int32(0)
+        mailbox, rank = shared.mailbox, shared.rank
+        if rank.is_first:
+            heard, _ = receive(mailbox, use)
+            both = verdict._replace(wants_redo=verdict.wants_redo | (heard != 0))
+            tile_number, is_redo = _decide(plan, problem, use, fresh, last, both)
+            send(mailbox, rank, tile_number, is_redo)
+        else:
+            send(mailbox, rank, said, cutlass.Int32(0))
+            tile_number, is_redo = receive(mailbox, use)
+    return tile_number, is_redo
+
+
+@cute.jit
+def _decide(
+    plan: cutlass.Constexpr,
+    problem: Problem,
+    use: cutlass.Int32,
+    fresh: cutlass.Int32,
+    last: cutlass.Int32,
+    verdict: Verdict,
+):
+    """Return the tile to announce and the redo word.
+
     A redo that a slot's last tile asked for comes before fresh tiles. When those are used up, the
     tile announced `last` has to be heard too before the CTA may stop: a pause goes between.
     """
-    edge = plan.work_edge
-    verdict = await_verdict(shared.work, use, edge)
     tile_number = fresh
     is_redo = cutlass.Int32(0)
     if verdict.wants_redo:
         tile_number = verdict.tile_number
-        is_redo = 1 + stage_of(use, edge)
+        is_redo = 1 + stage_of(use, plan.work_edge)
     elif fresh >= num_tiles(problem.order):
         tile_number = select(last == PAUSE, cutlass.Int32(STOP), cutlass.Int32(PAUSE))
     return tile_number, is_redo
 
 
 @cute.jit
-def _draw(plan: cutlass.Constexpr, problem: Problem, last: cutlass.Int32) -> cutlass.Int32:
+def _draw(
+    plan: cutlass.Constexpr, problem: Problem, shared: SharedTiles, last: cutlass.Int32
+) -> cutlass.Int32:
     """Return the next fresh tile: from the grid's counter where tiles differ in work.
 
-    Where that is so, lane 0 alone has the answer.
+    Where that is so, lane 0 alone has the answer. The second CTA of a pair is told, and draws none.
     """
-    grid, _, _ = cute.arch.grid_dim()
-    number = last + grid
+    clusters = cute.arch.grid_dim()[0] // plan.cluster
+    number = last + clusters
     if cutlass.const_expr(plan.is_dynamic):
-        number = grid + draw_tile(problem.counter)
+        if cutlass.const_expr(plan.cluster == 1):
+            number = clusters + draw_tile(problem.counter)
+        elif shared.rank.is_first:
+            number = clusters + draw_tile(problem.counter)
     return number
 
 
@@ -130,6 +169,8 @@ def _load_tile(
     K runs ahead of V by as many tiles as are multiplied with Q before the first product with V.
     """
     views = _views(plan, problem, tma, shared, walk)
+    rank = shared.rank
+    own = cutlass.Int32(0) if plan.cluster == 1 else rank.own
     ahead = STREAMS if plan.splits_keys else 1
     for index in cutlass.range(walk.visits + ahead, unroll=1):
         if index == 0:
@@ -138,8 +179,8 @@ def _load_tile(
             n_idx = kv_tile(walk, index, problem.block_lists, plan)
             for part in cutlass.range_constexpr(plan.k_parts):
                 use = (kv_use + index) * plan.k_parts + part
-                gmem = views.tKgK[None, n_idx, part]
-                _fill(plan.k_edge, shared.k, tma.atom_k, gmem, views.tKsK, use)
+                gmem = views.tKgK[None, n_idx * plan.cluster + own, part]
+                _fill(plan.k_edge, shared.k, rank, tma.atom_k, gmem, views.tKsK, use)
         if cutlass.const_expr(not plan.splits_keys):
             if index == 0:
                 _load_q(plan, tma, shared, views, item, 1)
@@ -147,8 +188,8 @@ def _load_tile(
             n_idx = kv_tile(walk, index - ahead, problem.block_lists, plan)
             for part in cutlass.range_constexpr(plan.v_parts):
                 use = (kv_use + index - ahead) * plan.v_parts + part
-                gmem = views.tVgV[None, n_idx * plan.v_parts + part]
-                _fill(plan.v_edge, shared.v, tma.atom_v, gmem, views.tVsV, use)
+                gmem = views.tVgV[None, own, n_idx * plan.v_parts + part]
+                _fill(plan.v_edge, shared.v, rank, tma.atom_v, gmem, views.tVsV, use)
 
 
 @cute.jit
@@ -162,24 +203,36 @@ def _load_q(
 ):
     """Load Q of one stream, or of both."""
     use = item if plan.splits_keys else STREAMS * item + stream
-    _fill(plan.q_edge, shared.q, tma.atom_q, views.tQgQ[None, stream], views.tQsQ, use)
+    gmem = views.tQgQ[None, rows_of(plan, shared.rank, stream)]
+    _fill(plan.q_edge, shared.q, shared.rank, tma.atom_q, gmem, views.tQsQ, use)
 
 
 @cute.jit
 def _fill(
     edge: cutlass.Constexpr,
     ring: Ring,
+    rank: Rank | None,
     atom: cute.CopyAtom,
     gmem: cute.Tensor,
     smem: cute.Tensor,
     use: cutlass.Int32,
 ):
-    """Load one box into the stage of its use, once that is empty."""
+    """Load one box into the stage of its use, once that is empty.
+
+    In a pair the first CTA's barrier counts what comes to both: it issues the products.
+    """
     stage = stage_of(use, edge)
     wait_empty(ring, use, edge)
-    with cute.arch.elect_one():
-        expect_bytes(ring, use, edge)
-    cute.copy(atom, gmem, smem[None, stage], tma_bar_ptr=ring.full + stage)
+    full = ring.full + stage
+    if cutlass.const_expr(rank is None):
+        with cute.arch.elect_one():
+            expect_bytes(ring, use, edge)
+        cute.copy(atom, gmem, smem[None, stage], tma_bar_ptr=full)
+    else:
+        if rank.is_first:
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive_and_expect_tx(full, 2 * edge.stage_bytes)
+        cute.copy(atom, gmem, smem[None, stage], tma_bar_ptr=full)
 
 
 @cute.jit
@@ -194,13 +247,13 @@ def _views(
     gQ = cute.domain_offset((0, 0, walk.m_idx * (plan.tile_m // STREAM_ROWS)), gQ)
     gK = cute.local_tile(
         tma.mK[None, None, kv_head, walk.batch],
-        (plan.tile_n, plan.head_dim // plan.k_parts),
+        (plan.k_rows, plan.head_dim // plan.k_parts),
         (None, None),
     )
     gV = cute.local_tile(
         tma.mV[None, None, kv_head, walk.batch],
-        (plan.head_dim_v, plan.tile_n // plan.v_parts),
-        (0, None),
+        (plan.v_columns, plan.tile_n // plan.v_parts),
+        (None, None),
     )
     tQsQ, tQgQ = _partition(tma.atom_q, shared.sQ, gQ)
     tKsK, tKgK = _partition(tma.atom_k, shared.sK, gK)

@@ -60,8 +60,9 @@ class _Tile(NamedTuple):
 def run(plan: cutlass.Constexpr, problem: Problem, shared: SharedTiles):
     """Issue the products of every tile that this CTA works on.
 
-    Run by one warp. Waits on: work_full, q_full, k_full, v_full, p_full, o_empty. Signals, through
-    commits: s_full, o_full, q_empty, k_empty, v_empty; and work_empty.
+    Run by one warp, of the first CTA in a pair. Waits on: work_full, q_full, k_full, v_full,
+    p_full, o_empty. Signals, through commits: s_full, o_full, o_rests, q_empty, k_empty, v_empty;
+    and work_empty.
     """
     starts = _Starts(
         descriptor_start(shared.sQ.iterator),
@@ -92,6 +93,20 @@ def run(plan: cutlass.Constexpr, problem: Problem, shared: SharedTiles):
     # The last O has been read: nobody needs tensor memory any more.
     for output in cutlass.range_constexpr(plan.num_outputs):
         wait_before(shared.signals.o_empty + output, place.item)
+
+
+@cute.jit
+def follow(plan: cutlass.Constexpr, shared: SharedTiles):
+    """Hear every announcement where the other CTA of a pair issues the products. Run by one warp.
+
+    Waits on: work_full. Signals: work_empty.
+    """
+    use = cutlass.Int32(0)
+    work = receive(shared.work, use, plan.work_edge)
+    while is_in_all_lanes(work.tile_number != STOP):
+        release_work(shared.work, use, plan.work_edge)
+        use += 1
+        work = receive(shared.work, use, plan.work_edge)
 
 
 def _tile(plan, problem: Problem, work: Work, place: _Place) -> _Tile:
@@ -181,13 +196,13 @@ def _scores(
                         part,
                     )
                     if cutlass.const_expr(part + 1 == plan.k_parts):
-                        commit(shared.signals.s_full + stream)
+                        commit(plan, shared.signals.s_full + stream)
             if cutlass.const_expr(stream == STREAMS - 1 or plan.splits_keys):
                 with cute.arch.elect_one():
-                    commit(shared.k.empty + stage)
+                    commit(plan, shared.k.empty + stage)
         if visit + 1 == tile.visits:
             with cute.arch.elect_one():
-                commit(shared.q.empty + q_stage)
+                commit(plan, shared.q.empty + q_stage)
 
 
 @cute.jit
@@ -228,13 +243,13 @@ def _output(
                 _output_part(plan, shared, starts, part, stage, stream, time, adds)
             if cutlass.const_expr(stream == STREAMS - 1 or plan.splits_keys):
                 with cute.arch.elect_one():
-                    commit(shared.v.empty + stage)
+                    commit(plan, shared.v.empty + stage)
         if cutlass.const_expr(plan.splits_columns):
             with cute.arch.elect_one():
-                commit(shared.signals.o_rests)
+                commit(plan, shared.signals.o_rests)
     if is_last:
         with cute.arch.elect_one():
-            commit(shared.signals.o_full + output)
+            commit(plan, shared.signals.o_full + output)
 
 
 @cute.jit

@@ -17,7 +17,7 @@ from fovea.kernels.device.values import select
 from fovea.kernels.sm100 import tmem
 from fovea.kernels.sm100.forward.arguments import Outputs, SharedTiles
 from fovea.kernels.sm100.forward.rows import larger
-from fovea.kernels.sm100.signals import tell
+from fovea.kernels.sm100.signals import tell_products
 from fovea.kernels.sm100.umma import element_type
 from fovea.plan.roles import WARPGROUP_THREADS
 from fovea.plan.sm100_tiles import CHUNK_COLUMNS, STREAM_ROWS
@@ -77,7 +77,7 @@ def write_tile(plan: cutlass.Constexpr, outputs: Outputs, shared: SharedTiles, r
         else:
             _write_vectors(plan, outputs, row, first, values)
     for part in row.parts:
-        tell(shared.signals.o_empty + part.output)
+        tell_products(shared.signals.o_empty + part.output, plan)
     if cutlass.const_expr(plan.stages_o):
         # The copy engine reads through the async proxy what was stored through the generic one.
         cute.arch.fence_view_async_shared()
@@ -200,7 +200,7 @@ def write_rows(plan: cutlass.Constexpr, outputs: Outputs, shared: SharedTiles, r
         values, _ = _chunk(plan, row, first, [cutlass.Float32(0.0)] * 2)
         _write_elements(plan, outputs, row, first, values, is_flagged, columns)
     for part in row.parts:
-        tell(shared.signals.o_empty + part.output)
+        tell_products(shared.signals.o_empty + part.output, plan)
 
 
 @cute.jit

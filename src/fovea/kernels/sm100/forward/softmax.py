@@ -40,11 +40,12 @@ from fovea.kernels.sm100.forward.streams import (
     Turns,
     after,
     num_softmax_turns,
+    rows_of,
     softmax_step,
     softmax_turns,
     which,
 )
-from fovea.kernels.sm100.signals import tell, wait, wait_before
+from fovea.kernels.sm100.signals import tell, tell_products, wait, wait_before
 from fovea.plan.numerics import LAZY_RESCALE_LOG2, LOG2_E
 from fovea.plan.roles import WARP_SIZE, WARPGROUP_THREADS
 from fovea.plan.sm100 import WARPS_PER_WARPGROUP
@@ -159,9 +160,8 @@ def _query_tile(
     """Do the softmax of one query tile's row, on the KV tiles of this stream."""
     walk = work.walk
     band = this.problem.band
-    q_idx = walk.m_idx * plan.tile_m + this.row
-    if cutlass.const_expr(not plan.splits_keys):
-        q_idx = q_idx + this.group * STREAM_ROWS
+    rows = rows_of(plan, this.shared.rank, 0 if plan.splits_keys else this.group)
+    q_idx = walk.m_idx * plan.tile_m + rows * STREAM_ROWS + this.row
     context = make_score_context(plan, q_idx, walk, band, scalars, mods)
     state = this.state
     begin(state)
@@ -355,7 +355,8 @@ def _give(plan, this: _Stream, packed: list[cutlass.Int32], first: int) -> None:
     for part in range(len(parts)):
         if sum(parts[: part + 1]) == end:
             tmem.finish_stores()
-            tell(this.shared.signals.p_full + this.stream * len(plan.p_parts) + part)
+            p_full = this.shared.signals.p_full + this.stream * len(plan.p_parts) + part
+            tell_products(p_full, plan)
 
 
 @cute.jit

@@ -11,10 +11,11 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 
+from fovea.kernels.device.cluster import Rank
 from fovea.kernels.device.kv_walk import Walk
 from fovea.kernels.device.masking import Band, tile_span
 from fovea.kernels.device.values import select
-from fovea.plan.sm100_tiles import STREAM_ROWS, STREAMS
+from fovea.plan.sm100_tiles import STREAMS
 
 
 class Turns(NamedTuple):
@@ -37,13 +38,21 @@ def turns_of(plan: cutlass.Constexpr, walk: Walk, band: Band, stream: cutlass.In
     if cutlass.const_expr(not plan.splits_keys):
         turns = turns._replace(begin=cutlass.Int32(0))
         if cutlass.const_expr(not plan.features.block_lists):
-            first_row = walk.m_idx * plan.tile_m + stream * STREAM_ROWS
-            span = tile_span(first_row, first_row + STREAM_ROWS, band, plan.tile_n, plan.features)
+            first_row = walk.m_idx * plan.tile_m + stream * plan.stream_rows
+            end_row = first_row + plan.stream_rows
+            span = tile_span(first_row, end_row, band, plan.tile_n, plan.features)
             # A walk goes from its last tile down. Of a dead one, past the keys, nothing is taken.
             begin = cutlass.min(cutlass.max(walk.range_end - span.end, 0), walk.visits)
             end = cutlass.min(walk.range_end - span.begin, walk.visits)
             turns = Turns(begin, cutlass.max(begin, end), span.plain_begin, span.plain_end)
     return turns
+
+
+def rows_of(plan, rank: Rank | None, stream: cutlass.Int32 | int) -> cutlass.Int32:
+    """Return which 128 rows of a query tile this CTA has of a stream."""
+    if plan.cluster == 1:
+        return cutlass.Int32(0) + stream
+    return rank.own + stream * plan.cluster
 
 
 def step_of(plan) -> int:
