@@ -182,13 +182,15 @@ def late_keys(shape: Shape, device: torch.device) -> Options:
     return {"mask_mod": mask_mod}
 
 
-def exact(mask_mod: Callable[[Shape, torch.device], Options]) -> MakeOptions:
+def exact(
+    mask_mod: Callable[[Shape, torch.device], Options], block_size: int | tuple[int, int] = 128
+) -> MakeOptions:
     """Return a block mask as fovea makes it, whose lists a kernel may not have to read."""
 
     def make(shape: Shape, device: torch.device) -> Options:
         function = mask_mod(shape, device)["mask_mod"]
         size = (shape.batch, shape.heads_q, shape.seqlen_q, _keys(shape))
-        return {"block_mask": create_block_mask(function, *size, device=device)}
+        return {"block_mask": create_block_mask(function, *size, device, block_size)}
 
     return make
 
@@ -225,6 +227,22 @@ def ranges_by_head(shape: Shape, device: torch.device) -> Options:
         return (kv_idx >= begin[b, h, q_idx]) & (kv_idx < end[b, h, q_idx])
 
     return {"mask_mod": mask_mod}
+
+
+def neighbours(shape: Shape, device: torch.device) -> Options:
+    """Each row sees the keys near it in an image, and the first four."""
+    near = mods.natten_2d(-(-max(shape.seqlen_q, _keys(shape)) // 20), 20, 5, 7)
+    return {"mask_mod": lambda b, h, q_idx, kv_idx: near(b, h, q_idx, kv_idx) | (kv_idx < 4)}
+
+
+def scattered_by_head(shape: Shape, device: torch.device) -> Options:
+    """Keys of no pattern, others for each head and batch entry; some rows see none."""
+    generator = torch.Generator().manual_seed(6)
+    size = (shape.batch, shape.heads_q, shape.seqlen_q, _keys(shape))
+    visible = torch.rand(size, generator=generator) < 0.2
+    visible[:, :, 5:300:7] = False
+    visible = visible.to(device)
+    return {"mask_mod": lambda b, h, q_idx, kv_idx: visible[b, h, q_idx, kv_idx]}
 
 
 def far_ranges(shape: Shape, device: torch.device) -> Options:

@@ -63,6 +63,8 @@ class Explanation:
             lists that are not read then; None where no mask is such a band.
         key_ranges: architectures whose kernels take the block mask as a range of keys for each row,
             and read no lists: that of a mask by which no row sees several.
+        mask_bits: architectures whose kernels take the partial blocks of a block mask as bits, and
+            run no function of it.
     """
 
     call: str
@@ -81,6 +83,7 @@ class Explanation:
     copies: tuple[str, ...]
     limits: tuple[int | None, int | None] | None
     key_ranges: tuple[str, ...]
+    mask_bits: tuple[str, ...]
 
     @property
     def kernel(self) -> Kernel | None:
@@ -183,10 +186,15 @@ def explain_problem(
         ignored_options=ignored,
         copies=_copies(problem),
         limits=None if has_kept_masks else band_call.limits,
-        key_ranges=tuple(
-            name for name, a in ARCHS.items() if as_kernel_call(problem, a).key_ranges is not None
-        ),
+        key_ranges=_archs_with(problem, "key_ranges"),
+        mask_bits=_archs_with(problem, "mask_bits"),
     )
+
+
+def _archs_with(problem: AttentionProblem, field: str) -> tuple[str, ...]:
+    """Return the architectures whose kernels get a call with a field that the call lacks."""
+    calls = {name: as_kernel_call(problem, arch) for name, arch in ARCHS.items()}
+    return tuple(name for name, call in calls.items() if getattr(call, field) is not None)
 
 
 def request_of(keywords: dict[str, Any], return_aux: Any) -> Request:
@@ -343,6 +351,11 @@ def _lines(e: Explanation) -> list[str]:
         lines.append(
             f"block mask    a range of keys for each row in kernels for {', '.join(e.key_ranges)}: "
             "no function runs, no block list is read"
+        )
+    if e.mask_bits:
+        lines.append(
+            f"block mask    bits of its partial blocks in kernels for {', '.join(e.mask_bits)}: "
+            "no function runs"
         )
     if e.copies:
         lines.append(f"copied first  {', '.join(e.copies)}")

@@ -142,7 +142,7 @@ def _origins(problem: AttentionProblem, arch: Arch) -> list[tuple[AttentionProbl
     from fovea.plan.kernel_calls import as_kernel_call
 
     lists = problem.block_lists
-    if lists is None or as_kernel_call(problem, arch).block_lists is not None:
+    if lists is None or as_kernel_call(problem, arch).block_lists is lists:
         return [(problem, "")]
     # Exact are the very tensors that fovea made (`tiling/exact_lists.py`), and no others.
     others = replace(lists, kv_num_blocks=lists.kv_num_blocks.clone())

@@ -29,6 +29,7 @@ class ForwardFeatures:
     block_lists: bool = False
     full_lists: bool = False
     block_mask_mod: Graph | None = None
+    block_bits: bool = False  # of partial blocks, in place of the block mask's mask_mod
     key_ranges: bool = False  # each row's keys as a range in memory, in place of block lists
     wide_integers: bool = False  # a mod's run-time integer needs 64-bit index arithmetic
     varlen: bool = False  # packed sequences, whose lengths lie in device memory
@@ -36,6 +37,8 @@ class ForwardFeatures:
     def __post_init__(self) -> None:
         """Check that the features fit together."""
         assert self.block_lists or not (self.full_lists or self.block_mask_mod)
+        assert self.block_lists or not self.block_bits
+        assert not (self.block_bits and self.block_mask_mod)
         assert not (self.key_ranges and (self.block_lists or self.varlen))
 
     @property
@@ -74,6 +77,7 @@ _FLAGS = (
     "max_score",
     "block_lists",
     "full_lists",
+    "block_bits",
     "key_ranges",
     "wide_integers",
     "varlen",

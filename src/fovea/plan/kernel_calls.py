@@ -2,11 +2,12 @@
 
 Lives here: the step from a mask_mod or block mask that says "causal" or "window" to limits, and
 from the block mask of any mask by which a row sees one range of keys to those ranges. Both cost a
-kernel two comparisons a row instead of a function a score, and let it choose its tiles freely. And
-that from a score_mod that is a soft cap to the number. Not here: the reading of mods
-(`mods/bands.py`, `mods/softcaps.py`, `tiling/key_ranges.py`), which lists are exact
-(`tiling/exact_lists.py`). Invariant: the same keys are visible, with the same scores; block lists
-that fovea did not make from their mask itself are always honoured.
+kernel two comparisons a row instead of a function a score, and let it choose its tiles freely. The
+step from any other mask of a block mask to its bits, and from a score_mod that is a soft cap to the
+number. Not here: the reading of mods (`mods/bands.py`, `mods/softcaps.py`, `tiling/key_ranges.py`,
+`tiling/mask_bits.py`), which lists are exact (`tiling/exact_lists.py`). Invariant: the same keys
+are visible, with the same scores; block lists that fovea did not make from their mask itself are
+always honoured.
 """
 
 from dataclasses import replace
@@ -19,6 +20,7 @@ from fovea.problem import AttentionProblem
 from fovea.problem.value import Window
 from fovea.tiling.exact_lists import exact_for
 from fovea.tiling.key_ranges import KeyRanges
+from fovea.tiling.mask_bits import MaskBits
 
 _LEAST_CAP, _LARGEST_CAP = 1e-20, 1e20
 
@@ -36,14 +38,19 @@ def as_kernel_call(problem: AttentionProblem, arch: Arch | None = None) -> Atten
     mask_mod, limits = _without(problem.mask_mod, problem.limits)
     lists, listed_mod = problem.block_lists, problem.block_mask_mod
     ranges: KeyRanges | None = None
+    bits: MaskBits | None = None
     exact = None if lists is None or listed_mod is None else exact_for(lists, listed_mod)
     if exact is not None:
-        listed_mod, limits = _without(listed_mod, limits)
+        if exact.shows_mask:
+            listed_mod, limits = _without(listed_mod, limits)
         if listed_mod is not None and arch is not None and arch.name == "sm90":
-            ranges = exact.ranges
+            ranges, bits = exact.ranges, exact.bits
         if listed_mod is None or ranges is not None:
             lists = listed_mod = None
-    if mask_mod is problem.mask_mod and lists is problem.block_lists:
+        elif bits is not None:
+            lists, listed_mod = bits.lists, None
+    is_as_was = listed_mod is problem.block_mask_mod and lists is problem.block_lists
+    if mask_mod is problem.mask_mod and is_as_was:
         return problem
     return replace(
         problem,
@@ -52,6 +59,7 @@ def as_kernel_call(problem: AttentionProblem, arch: Arch | None = None) -> Atten
         block_mask_mod=listed_mod,
         limits=limits,
         key_ranges=ranges,
+        mask_bits=bits,
     )
 
 

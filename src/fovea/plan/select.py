@@ -161,6 +161,7 @@ def forward_features(problem: AttentionProblem) -> ForwardFeatures:
         block_lists=lists is not None,
         full_lists=lists is not None and lists.full_kv_num_blocks is not None,
         block_mask_mod=block_mask_mod.graph if lists is not None and block_mask_mod else None,
+        block_bits=problem.mask_bits is not None,
         key_ranges=problem.key_ranges is not None,
         wide_integers=needs_wide_integers(problem),
         varlen=problem.varlen is not None,

@@ -161,7 +161,7 @@ class ForwardPlan:
         control = (
             self.num_barriers * BARRIER_BYTES
             + WORK_STAGES * WORK_WORDS_LIMIT * 4
-            + self.kv_stages * 4  # which tile a K stage holds
+            + self.kv_stages * 8  # which tile a K stage holds, and which partial block
             + WORK_STAGES * self.tile_m  # one flag per row: redo it
             + 16 * (self.cluster > 1)  # the mailbox, aligned
             + WORK_STAGES * SEQUENCE_WORDS * 4 * self.features.varlen

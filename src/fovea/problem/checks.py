@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fovea.errors import UnsupportedError, invalid
 from fovea.mods.trace import TracedMod, trace_mask_mod, trace_score_mod
-from fovea.problem.block_masks import known_lists
+from fovea.problem.block_masks import known_lists, look_once
 from fovea.problem.value import Causal, Window
 from fovea.tiling.block_lists import BlockLists
 
@@ -337,8 +337,10 @@ def read_block_mask(
                 f"move it with block_mask.to('{q.device}')",
             )
         )
-    mask_mod = cast(Any, block_mask).mask_mod
-    return lists, trace_mask("block_mask.mask_mod", mask_mod, q)
+    mask_mod = trace_mask("block_mask.mask_mod", cast(Any, block_mask).mask_mod, q)
+    if mask_mod is not None:
+        look_once(block_mask, lists, mask_mod)
+    return lists, mask_mod
 
 
 def _names(dtypes: frozenset[torch.dtype]) -> str:

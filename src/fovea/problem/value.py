@@ -15,6 +15,7 @@ from torch import Tensor
 from fovea.mods.trace import TracedMod
 from fovea.tiling.block_lists import BlockLists
 from fovea.tiling.key_ranges import KeyRanges
+from fovea.tiling.mask_bits import MaskBits
 
 Causal = Literal["bottom_right", "top_left"]
 Window = tuple[int | None, int | None]
@@ -54,6 +55,8 @@ class AttentionProblem:
         window: keys visible left and right of the diagonal, None = unlimited.
         limits: least and largest kv_idx - q_idx that is visible, beside causal and window; None =
             unlimited. Of masks that are bands, see `plan/kernel_calls.py`.
+        mask_bits: what `block_mask_mod` says of partial blocks, in its place; the block lists are
+            then those beside the bits.
         key_ranges: the keys that each row sees, in place of block lists that say the same.
         softcap, scale: host numbers, or 0-d tensors on the device of q that only a kernel reads.
         has_default_scale: whether scale is 1/sqrt(head_dim), and so no run-time number.
@@ -69,6 +72,7 @@ class AttentionProblem:
     causal: Causal | None = None
     window: Window = (None, None)
     limits: Window = (None, None)
+    mask_bits: MaskBits | None = None
     key_ranges: KeyRanges | None = None
     softcap: float | Tensor | None = None
     scale: float | Tensor

@@ -21,7 +21,7 @@ from fovea.problem import AttentionProblem, Results, strides_in_order
 from fovea.problem.known_mods import Scalars
 from fovea.problem.parts import NO_SCALARS, Numbers
 from fovea.runtime.stream_memory import StreamMemory
-from fovea.tiling.exact_lists import ranges_beside
+from fovea.tiling.exact_lists import bits_beside, ranges_beside
 from fovea.tiling.key_ranges import GROUP_ROWS
 from fovea.tiling.order import section_heads
 
@@ -49,6 +49,7 @@ class ForwardLaunch:
     __slots__ = (
         "device",
         "dtype",
+        "has_bits",
         "has_layout_of_q",
         "has_numbers",
         "has_plain_captures",
@@ -119,6 +120,7 @@ class ForwardLaunch:
         self.softcap = problem.softcap if isinstance(problem.softcap, float) else 1.0
         # Of a query tile, in plans that read ranges of keys.
         self.range_groups = plan.tile_m // GROUP_ROWS if plan.features.key_ranges else 0
+        self.has_bits = plan.features.block_bits
         lists = problem.block_lists
         self.lists = None if lists is None else (lists.block_q, lists.block_kv // plan.tile_n)
         # Per block of queries and in all.
@@ -151,7 +153,7 @@ class ForwardLaunch:
             if not _is_loadable(out):
                 target = _padded_out(out, v.shape[-1])
         lse = counter = order = None
-        place = 4 + self.num_captures
+        lists = self._lists(tensors)
         memory = None
         if self.memory_of is not None and (
             self.is_dynamic
@@ -164,7 +166,7 @@ class ForwardLaunch:
                 lse = None if keeps_lse else memory.scratch(self.lse_shape)
                 counter = memory.counter() if self.is_dynamic else None
                 if self.lists is not None and not self.num_sequences:
-                    counts, _, full_counts, _ = tensors[place : place + 4]
+                    counts, _, full_counts, *_ = lists
                     order = memory.tile_order(counts, full_counts, *self.query_tiles)
         if lse is None:
             lse = self._row_numbers()
@@ -183,7 +185,7 @@ class ForwardLaunch:
             None if sink is None else sink.float(),
             None if self.partial_shapes is None else self._partials(memory),
             counter,
-            self._keys(tensors, place, order),
+            self._keys(tensors, lists, order),
             self._sequences(tensors[-5:]) if self.num_sequences else None,
             (scale, scale * LOG2_E, self.softcap if softcap is None else softcap),
             self.integers,
@@ -204,17 +206,26 @@ class ForwardLaunch:
             *(listed if has_listed else ()),
         ) or None
 
+    def _lists(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the four block lists of the plan and, where it has them, bits and their starts."""
+        if self.lists is None:
+            return ()
+        if self.has_bits:
+            # The lists come last, and were exact when the call began.
+            lists, words, starts = bits_beside(tensors[-_NUM_LISTS])
+            return (*lists.tensors()[:4], words, starts)
+        place = 4 + self.num_captures
+        return (*tensors[place : place + 4], None, None)
+
     def _keys(
-        self, tensors: Sequence[Any], place: int, order: Tensor | None
+        self, tensors: Sequence[Any], lists: tuple[Any, ...], order: Tensor | None
     ) -> tuple[Any, ...] | None:
         """Return the block lists or the ranges of keys, whichever the plan reads, else None."""
         if self.range_groups:
-            # The lists come last, and were exact when the call began.
             rows, groups, orders = ranges_beside(tensors[-_NUM_LISTS])
             return rows, groups, orders[self.range_groups - 1]
         if self.lists is None:
             return None
-        lists = tensors[place : place + 4]
         if order is None:
             # Never read, but the launcher wants a vector.
             return (*lists, lists[0][0, 0], 0, *self.lists)

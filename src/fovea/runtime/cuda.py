@@ -116,7 +116,7 @@ def _key(problem: AttentionProblem) -> tuple[Hashable, ...]:
         *(None if mod is None else mod.graph for mod in mods),
         mods != (None, None, None) and (needs_wide_integers(problem), has_plain_captures(problem)),
         lists and (lists.block_q, lists.block_kv, lists.full_kv_num_blocks is None),
-        problem.key_ranges is not None,
+        *(problem.key_ranges is not None, problem.mask_bits is not None),
         problem.varlen and (problem.batch, problem.seqlen_q, problem.seqlen_kv),
     )
 

@@ -7,6 +7,7 @@ over query x KV positions exists on the way.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +15,14 @@ import torch
 from torch import Tensor
 
 from fovea.errors import invalid
-from fovea.mods.evaluate import Positions, evaluate, is_checked
 from fovea.mods.gathers import check_reach, direct_gathers, places
 from fovea.mods.trace import TracedMod, trace_mask_mod
 from fovea.tiling.block_lists import BlockLists
-from fovea.tiling.block_states import BlockGrid, Boxes, block_states
+from fovea.tiling.block_states import BlockGrid, block_states
 from fovea.tiling.exact_lists import record
 from fovea.tiling.key_ranges import find_key_ranges
-from fovea.tiling.mask_intervals import MaskIntervals
+from fovea.tiling.mask_bits import BLOCK, MaskBits, find_mask_bits
+from fovea.tiling.traced_program import TracedProgram
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -120,9 +121,20 @@ def _build(
             block_q=block_q,
             block_kv=block_kv,
         )
+        bits = _bits(program, grid, states) if ranges is None else None
     lists = lists.expanded(batch, heads)
-    record(lists, mask, ranges)
+    record(lists, mask, ranges, bits, shows_mask=True)
     return lists.to_torch(mask_mod)
+
+
+def _bits(program: TracedProgram, grid: BlockGrid, states: Tensor) -> MaskBits | None:
+    """Return the bits of a mask whose blocks of the user's size have these states."""
+    if states.numel() == 0:
+        return None
+    if (grid.block_q, grid.block_kv) != (BLOCK, BLOCK):
+        grid = replace(grid, block_q=BLOCK, block_kv=BLOCK)
+        states = block_states(program, grid)
+    return find_mask_bits(program, grid, states)
 
 
 def _check_gathers(mask: TracedMod, sizes: tuple[int, int, int, int]) -> None:
@@ -133,51 +145,6 @@ def _check_gathers(mask: TracedMod, sizes: tuple[int, int, int, int]) -> None:
         name = gather.position
         probes = partial(places, last, name)
         check_reach("mask_mod", mask, gather, (0, last[name]), probes)
-
-
-class TracedProgram:
-    """A traced mask with its captured tensors on one device."""
-
-    def __init__(self, mask: TracedMod, device: torch.device) -> None:
-        self._mask = mask
-        self._captures = tuple(_on_device(tensor, device, mask) for tensor in mask.captures)
-        self._intervals = MaskIntervals(
-            mask.graph, self._captures, mask.scalars, device, is_checked=True
-        )
-        self.width = self._intervals.width
-
-    def reads(self, name: str) -> bool:
-        """Return whether the mask depends on the input `name`."""
-        return any(node.op == name for node in self._mask.graph.nodes)
-
-    def classify(self, boxes: Boxes) -> Tensor:
-        """Return EMPTY or FULL where that is proved for the whole box, else UNDECIDED."""
-        return self._intervals.classify(boxes)
-
-    def evaluate(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        """Return the mask at broadcast positions."""
-        return evaluate(
-            self._mask.graph,
-            Positions(b=b, h=h, q_idx=q_idx, kv_idx=kv_idx),
-            captures=self._captures,
-            scalars=self._mask.scalars,
-            check=torch.ones_like(q_idx, dtype=torch.bool) if is_checked(q_idx) else None,
-            source=self._mask.source,
-        )
-
-
-def _on_device(tensor: Tensor, device: torch.device, mask: TracedMod) -> Tensor:
-    if tensor.device != device and tensor.dim() > 0:
-        raise ValueError(
-            invalid(
-                "device",
-                device,
-                f"{tensor.device}, where a tensor of shape {tuple(tensor.shape)} is that the "
-                f"mask_mod captured ({mask.source})",
-                "move the captured tensor, or build the mask where it is",
-            )
-        )
-    return tensor.detach().to(device)
 
 
 def _default_device(mask: TracedMod) -> torch.device:

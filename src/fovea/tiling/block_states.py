@@ -248,6 +248,13 @@ def every(first: Tensor, last: Tensor, size: int) -> Tensor:
     return torch.minimum(first[:, None] + step, last[:, None])
 
 
+def is_new(positions: Tensor) -> Tensor:
+    """Return where rows of ascending positions do not repeat the one before."""
+    result = torch.ones_like(positions, dtype=torch.bool)
+    result[:, 1:] = positions[:, 1:] != positions[:, :-1]
+    return result
+
+
 def _spread(first: Tensor, last: Tensor, samples: int) -> Tensor:
     """Return (n, samples) positions from `first` to `last`, both included."""
     step = torch.arange(samples, device=first.device)

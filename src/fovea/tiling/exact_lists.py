@@ -1,7 +1,7 @@
 """Block lists known to say exactly what their mask_mod says, since fovea made them from it.
 
-Lives here: the table of such lists, and of the ranges of keys that say the same where there are
-any. Not here: their making (`block_mask.py`, `key_ranges.py`), what follows from it
+Lives here: the table of such lists, and of the ranges of keys or the bits that say the same. Not
+here: their making (`block_mask.py`, `key_ranges.py`, `mask_bits.py`), what follows from it
 (`plan/kernel_calls.py`). Invariant: lists count as exact only as long as they are the very tensors
 that were made, unchanged, beside the same mask with the same numbers and the same captured tensors,
 unchanged.
@@ -15,6 +15,7 @@ from torch import Tensor
 from fovea.mods.trace import TracedMod
 from fovea.tiling.block_lists import BlockLists
 from fovea.tiling.key_ranges import KeyRanges
+from fovea.tiling.mask_bits import MaskBits
 
 
 class Exactness(NamedTuple):
@@ -27,6 +28,8 @@ class Exactness(NamedTuple):
     scalars: tuple[int | float, ...]
     sizes: tuple[int, int, int, int]
     ranges: KeyRanges | None
+    bits: MaskBits | None
+    shows_mask: bool  # all that the mask shows: fovea made the lists of it
 
     def holds(self) -> bool:
         """Return whether lists and captures are still there and unchanged."""
@@ -52,8 +55,15 @@ class Exactness(NamedTuple):
 _table: dict[int, Exactness] = {}
 
 
-def record(lists: BlockLists, mask: TracedMod, ranges: KeyRanges | None) -> None:
-    """Remember that lists are exact, and the ranges that say the same."""
+def record(
+    lists: BlockLists,
+    mask: TracedMod,
+    ranges: KeyRanges | None,
+    bits: MaskBits | None,
+    *,
+    shows_mask: bool,
+) -> None:
+    """Remember what lists show beside their mask, and the ranges or bits that say the same."""
     tensors = _tensors(lists)
     if any(t is not None and t.is_inference() for t in (*tensors, *mask.captures)):
         return  # they have no versions
@@ -73,6 +83,8 @@ def record(lists: BlockLists, mask: TracedMod, ranges: KeyRanges | None) -> None
         mask.scalars,
         _sizes(lists),
         ranges,
+        bits,
+        shows_mask,
     )
 
 
@@ -100,6 +112,13 @@ def ranges_beside(kv_num_blocks: Tensor) -> KeyRanges:
     ranges = _table[id(kv_num_blocks)].ranges
     assert ranges is not None
     return ranges
+
+
+def bits_beside(kv_num_blocks: Tensor) -> MaskBits:
+    """Return the bits of a mask whose lists are exact, by the first of them."""
+    bits = _table[id(kv_num_blocks)].bits
+    assert bits is not None
+    return bits
 
 
 def _tensors(lists: BlockLists) -> tuple[Tensor | None, ...]:

@@ -18,6 +18,7 @@ from fovea.tiling.block_states import (
     MaskProgram,
     batch_positions,
     every,
+    is_new,
     pieces,
 )
 
@@ -91,7 +92,7 @@ def _of_partial_blocks(
             boxes.b[:, None, None], boxes.h[:, None, None], q_idx[:, :, None], kv_idx[:, None, :]
         )
         # Positions past an end repeat the last one.
-        is_key = _is_new(kv_idx)
+        is_key = is_new(kv_idx)
         visible = (visible & is_key[:, None, :]).expand(*q_idx.shape, kv_idx.shape[1])
         seen = visible.sum(2)
         first = torch.where(visible, kv_idx[:, None, :], NOWHERE).amin(2)
@@ -99,28 +100,22 @@ def _of_partial_blocks(
         if not bool(((seen == 0) | (past - first == seen)).all()):
             return None
         row = (boxes.b * grid.heads + boxes.h)[:, None] * grid.seqlen_q + q_idx
-        row = torch.where(_is_new(q_idx), row, num_rows).flatten()
+        row = torch.where(is_new(q_idx), row, num_rows).flatten()
         begin.scatter_reduce_(0, row, first.flatten(), "amin")
         end.scatter_reduce_(0, row, past.flatten(), "amax")
         count.index_add_(0, row, seen.flatten())
     return begin[:-1], end[:-1], count[:-1]
 
 
-def _is_new(positions: Tensor) -> Tensor:
-    """Return where rows of ascending positions do not repeat the one before."""
-    is_new = torch.ones_like(positions, dtype=torch.bool)
-    is_new[:, 1:] = positions[:, 1:] != positions[:, :-1]
-    return is_new
-
-
 def _of_full_blocks(grid: BlockGrid, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return (begin, end, count) of the keys that each row sees in full blocks, all rows flat."""
     is_full = states == FULL
     first_key = torch.arange(states.shape[3], device=grid.device) * grid.block_kv
+    past = (first_key + grid.block_kv).clamp(max=grid.seqlen_kv)
     of_blocks = (
         torch.where(is_full, first_key, NOWHERE).amin(3),
-        torch.where(is_full, first_key + grid.block_kv, 0).amax(3),
-        is_full.sum(3) * grid.block_kv,
+        torch.where(is_full, past, 0).amax(3),
+        torch.where(is_full, past - first_key, 0).sum(3),
     )
     begin, end, count = (
         value.repeat_interleave(grid.block_q, 2)[:, :, : grid.seqlen_q].flatten()

@@ -173,3 +173,19 @@ def test_ranges_are_not_read_beside_another_mask() -> None:
     block_mask.mask_mod = mods.document(ids.clone())
     problem = _problem(block_mask=block_mask)
     assert as_kernel_call(problem, SM90) is problem
+
+
+@pytest.mark.parametrize("block_size", [128, 32])
+def test_other_exact_lists_bring_bits(block_size: int) -> None:
+    sizes = (None, None, LENGTH, LENGTH, "cpu", block_size)
+    block_mask = fovea.create_block_mask(mods.natten_2d(15, 20, 3, 3), *sizes)
+    problem = _problem(block_mask=block_mask)
+    found = as_kernel_call(problem, SM90)
+    assert found.mask_bits is not None
+    assert found.block_lists is found.mask_bits.lists
+    assert (found.block_lists.block_q, found.block_lists.block_kv) == (128, 128)
+    assert found.block_mask_mod is None
+    assert as_kernel_call(problem, SM100) is problem
+    block_mask.mask_mod = mods.natten_2d(15, 20, 5, 3)
+    changed = _problem(block_mask=block_mask)
+    assert as_kernel_call(changed, SM90) is changed

@@ -12,7 +12,7 @@ from fovea.problem import Request, make_dense
 from fovea.problem.parts import numbers_of, tensors_of
 from fovea.runtime import arguments, cuda, stream_memory
 from fovea.testing.inputs import normal
-from fovea.tiling.exact_lists import ranges_beside
+from fovea.tiling.exact_lists import bits_beside, ranges_beside
 
 NAMES = (
     *("q", "k", "v", "out", "lse", "max_score", "sink", "partials", "counter", "lists"),
@@ -111,6 +111,21 @@ def test_ranges_of_this_call_are_launched(launched):
             fovea.attention(q, k, v, block_mask=mask)
             given = launched[-1][NAMES.index("lists")]
             assert given[0] is ranges_beside(mask.kv_num_blocks).rows
+
+
+def test_bits_of_this_call_are_launched(launched):
+    q, k, v = tensors()
+    for _ in range(2):
+        mask = fovea.create_block_mask(
+            mods.natten_2d(16, 16, 3, 5), None, None, 256, 256, "cpu", 32
+        )
+        for _ in range(2):
+            fovea.attention(q, k, v, block_mask=mask)
+            given = launched[-1][NAMES.index("lists")]
+            bits = bits_beside(mask.kv_num_blocks)
+            assert given[0] is bits.lists.kv_num_blocks
+            assert given[4] is bits.words
+            assert launched[-1][-1] is None
 
 
 def test_lists_beside_a_mask_that_they_were_not_made_of_are_launched(launched):
@@ -445,7 +460,7 @@ def test_query_tiles_of_lists_come_by_falling_work(mask, launched):
     q, k, v = tensors(seqlen=1000)
     for _ in range(2):
         fovea.attention(q, k, v, block_mask=mask)
-    order, has_order = launched[-1][NAMES.index("lists")][4:6]
+    order, has_order = launched[-1][NAMES.index("lists")][6:8]
     assert has_order == 1
     assert order.dtype == torch.int32
     work = (mask.kv_num_blocks + mask.full_kv_num_blocks).sum((0, 1))

@@ -13,6 +13,7 @@ from cutlass.cute.runtime import make_fake_tensor
 
 from fovea.plan.captures import PAIR_ALIGNMENT, read_in_pairs
 from fovea.plan.features import ForwardFeatures
+from fovea.tiling.mask_bits import BLOCK, LANES
 
 ALIGNMENT_BYTES = 16  # what the copy engine asks of addresses and strides
 CAPTURE_TYPES: dict[str, Any] = {
@@ -57,11 +58,19 @@ def block_lists(features: ForwardFeatures) -> tuple[Any, ...] | None:
     return (
         *counts,
         *(full if features.full_lists else (None, None)),
+        *(_bits() if features.block_bits else (None, None)),
         strided(cutlass.Int32, 1),
         cutlass.Int32(1),
         cutlass.Int32(1),
         cutlass.Int32(1),
     )
+
+
+def _bits() -> tuple[Any, ...]:
+    """Return the bits of partial blocks, and the first block of each list."""
+    shape = (cute.sym_int32(), BLOCK, LANES)
+    bits = make_fake_tensor(cutlass.Int32, shape, (BLOCK * LANES, LANES, 1), assumed_align=16)
+    return bits, strided(cutlass.Int32, 3)
 
 
 def key_ranges() -> tuple[Any, ...]:

@@ -26,6 +26,7 @@ from fovea.kernels.device.values import select
 class BlockListTensors(NamedTuple):
     """torch's BlockMask lists: (batch, heads, q_blocks[, kv_blocks]), batch and heads real or 1.
 
+    With bits, those of `tiling/mask_bits.py`: `mBits` of partial blocks, `mStarts` of each list.
     With `has_order`, `mOrder` says which query tile takes the place of the n-th from the last: it
     puts those with most work first.
     """
@@ -34,6 +35,8 @@ class BlockListTensors(NamedTuple):
     mIndices: cute.Tensor
     mFullCount: cute.Tensor | None
     mFullIndices: cute.Tensor | None
+    mBits: cute.Tensor | None
+    mStarts: cute.Tensor | None
     mOrder: cute.Tensor
     has_order: cutlass.Int32
     block_q: cutlass.Int32
@@ -56,6 +59,7 @@ class Walk(NamedTuple):
     plain_end: cutlass.Int32
     partial_visits: cutlass.Int32
     q_block: cutlass.Int32
+    first_partial: cutlass.Int32  # number of the list's first partial block among all, with bits
     is_dead: cutlass.Int32
     m_idx: cutlass.Int32
     head: cutlass.Int32
@@ -146,6 +150,7 @@ def make_walk(
     visits = span.end - span.begin
     partial_visits = cutlass.Int32(0)
     q_block = cutlass.Int32(0)
+    first_partial = cutlass.Int32(0)
     if cutlass.const_expr(plan.features.block_lists):
         q_block = row_begin // lists.block_q
         if cutlass.const_expr(plan.features.varlen):
@@ -155,6 +160,8 @@ def make_walk(
             lists.mCount[*_list_row(lists, tile.batch, tile.head), q_block] * lists.tiles_per_block
         )
         visits = partial_visits
+        if cutlass.const_expr(plan.features.block_bits):
+            first_partial = lists.mStarts[*_list_row(lists, tile.batch, tile.head), q_block]
         if cutlass.const_expr(plan.features.full_lists):
             full = lists.mFullCount[*_list_row(lists, tile.batch, tile.head), q_block]
             visits = visits + full * lists.tiles_per_block
@@ -171,6 +178,7 @@ def make_walk(
         plain_end=span.plain_end,
         partial_visits=partial_visits,
         q_block=q_block,
+        first_partial=first_partial,
         is_dead=select(is_dead, cutlass.Int32(1), cutlass.Int32(0)),
         m_idx=tile.m_idx,
         head=tile.head,
@@ -261,6 +269,7 @@ class Visit(NamedTuple):
     n_idx: cutlass.Int32
     is_partial: cutlass.Boolean  # in a block that is not full: the BlockMask's mask_mod applies
     is_cut: cutlass.Boolean  # by the band or the lengths
+    partial: cutlass.Int32 | None = None  # with bits, the number of a partial block, else 0
 
 
 @cute.jit
@@ -273,3 +282,13 @@ def visit_word(walk: Walk, visit: cutlass.Int32, n_idx: cutlass.Int32) -> cutlas
 def unpack_visit(word: cutlass.Int32) -> Visit:
     """Return what `visit_word` packed."""
     return Visit(word >> 2, (word & 2) != 0, (word & 1) != 0)
+
+
+@cute.jit
+def partial_block(walk: Walk, visit: cutlass.Int32, lists: BlockListTensors) -> cutlass.Int32:
+    """Return the number of the partial block that a visit is in, 0 in a full one."""
+    number = cutlass.Int32(0)
+    if visit < walk.partial_visits:
+        in_list = walk.partial_visits - 1 - visit
+        number = walk.first_partial + in_list // lists.tiles_per_block
+    return number

@@ -24,6 +24,18 @@ def hide_unless(visible: cutlass.Boolean, score: cutlass.Float32) -> cutlass.Flo
     )
 
 
+def bit(word: cutlass.Int32, number: int) -> cutlass.Int32:
+    """Return a word with no bit but one left, to be compared with 0.
+
+    The optimiser may not look inside. It shifts that bit down first: an instruction more.
+    """
+    return cute.arch.inline_ptx(
+        f"and.b32 {{$w0}}, {{$r0}}, {1 << number:#x};",
+        write_only_types=[cutlass.Int32],
+        read_only_args=[word],
+    )
+
+
 def opaque(value: cutlass.Int32) -> cutlass.Int32:
     """Return the same value, as one that the optimiser knows nothing of.
 

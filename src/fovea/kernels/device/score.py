@@ -17,12 +17,12 @@ from fovea.kernels.device.key_ranges import (
     narrowed_limits,
     row_range,
 )
-from fovea.kernels.device.kv_walk import Visit, Walk
+from fovea.kernels.device.kv_walk import BlockListTensors, Visit, Walk
 from fovea.kernels.device.masking import Band, RowLimits, inside, row_limits
 from fovea.kernels.device.mod_affine import Affine
 from fovea.kernels.device.mods import ModEvaluator, ModTable, Position
 from fovea.kernels.device.packing import Row, packed_row
-from fovea.kernels.device.ptx import hide_unless
+from fovea.kernels.device.ptx import bit, hide_unless
 from fovea.kernels.device.softmax import (
     ROWS_PER_THREAD,
     column_of_register,
@@ -31,6 +31,7 @@ from fovea.kernels.device.softmax import (
     row_in_warpgroup,
 )
 from fovea.plan.numerics import LOG2_E, TANH_COEFFICIENTS
+from fovea.tiling.mask_bits import BLOCK, LANES
 
 # Captured values that may wait in registers for S; more would spill.
 _PREFETCHED_REGISTERS = 32
@@ -56,6 +57,7 @@ class ScoreContext(NamedTuple):
     scalars: Scalars
     mods: ModTable
     packed: tuple[Row, ...]  # this thread's rows where they are packed, else ()
+    lists: BlockListTensors | None  # with bits
     ranges: tuple[RowRange, ...]  # the keys of this thread's rows, () where positions say all
     hoisted: tuple  # per mod, captured values that do not depend on the key; () if too many
 
@@ -91,6 +93,7 @@ def make_score_context(
         scalars=scalars,
         mods=mods,
         packed=packed,
+        lists=None,
         ranges=(),
         hoisted=(),
     )
@@ -154,6 +157,7 @@ class TileMods(NamedTuple):
     score_mod: ModEvaluator | None
     mask_mod: ModEvaluator | None
     block_mask_mod: ModEvaluator | None
+    bits: tuple[cutlass.Int32, ...]  # of each row in a partial block, () without bits
     first_column: cutlass.Int32  # the key of this thread's first register
     is_full: cutlass.Boolean  # the block mask's mask_mod does not apply
 
@@ -184,7 +188,19 @@ def prepare_tile(
                 pair = (column, column + 1)
                 evaluator.prefetch(tuple(_position(context, 0, c, first_column) for c in pair))
     is_full = at.is_partial ^ cutlass.Boolean(True)
-    return TileMods(**evaluators, first_column=first_column, is_full=is_full)
+    bits = ()
+    if plan.features.block_bits and tile is not TileKind.PLAIN:
+        bits = tuple(_bits_of_row(plan, context, at, row) for row in range(ROWS_PER_THREAD))
+    return TileMods(**evaluators, bits=bits, first_column=first_column, is_full=is_full)
+
+
+def _bits_of_row(plan, context: ScoreContext, at: Visit, row: int) -> cutlass.Int32:
+    """Return whether this thread's keys of a row are visible, a bit for every register."""
+    mBits = context.lists.mBits
+    row_in_block = context.row(row).q_idx % BLOCK
+    word = mBits[at.partial, row_in_block, context.lane_column // 2]
+    tiles = BLOCK // plan.tile_n  # of a block
+    return word >> (at.n_idx % tiles * (BLOCK // LANES // tiles))
 
 
 def row_addends(plan, context: ScoreContext, mods: TileMods) -> list[Affine] | None:
@@ -261,6 +277,9 @@ class _Tests:
             found.append(mods.mask_mod.mask(position))
         if mods.block_mask_mod is not None:
             test = mods.block_mask_mod.mask(position)
+            found.append(test | mods.is_full if self._limits is not None else test)
+        if mods.bits:
+            test = bit(mods.bits[position.row], position.column) != 0
             found.append(test | mods.is_full if self._limits is not None else test)
         if self._limits is not None:
             found.extend(inside(self._limits[position.row], position.column_offset))

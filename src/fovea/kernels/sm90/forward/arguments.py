@@ -98,4 +98,5 @@ class SharedTiles(NamedTuple):
     v: Ring
     work: WorkRing
     visits: cute.Tensor  # of block lists: `visit_word` of the tile in each K stage
+    partials: cute.Tensor  # with bits: the number of the partial block in each K stage
     mailbox: Mailbox | None  # of a cluster

@@ -265,6 +265,8 @@ def _main_loop(
     )
     if cutlass.const_expr(plan.features.key_ranges):
         score = with_key_ranges(score, role.problem.key_ranges)
+    if cutlass.const_expr(plan.features.block_bits):
+        score = score._replace(lists=role.problem.block_lists)
     context = StepContext(
         score=score,
         state=state,

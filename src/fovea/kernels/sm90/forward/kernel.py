@@ -330,7 +330,9 @@ class ForwardKernel:
         words = smem.allocate_tensor(cutlass.Int32, cute.make_layout(num_words))
         flags = smem.allocate_tensor(cutlass.Uint8, cute.make_layout(WORK_STAGES * plan.tile_m))
 
-        visits = smem.allocate_tensor(cutlass.Int32, cute.make_layout(plan.kv_stages))
+        visits, partials = (
+            smem.allocate_tensor(cutlass.Int32, cute.make_layout(plan.kv_stages)) for _ in range(2)
+        )
 
         def tile(layout: cute.ComposedLayout) -> cute.Tensor:
             return smem.allocate_tensor(dtype, layout.outer, SHARED_ALIGNMENT, layout.inner)
@@ -355,4 +357,4 @@ class ForwardKernel:
             layout = cute.make_layout(WORK_STAGES * plan.num_consumers * SPAN_WORDS)
             spans = smem.allocate_tensor(cutlass.Int32, layout, 16)
         work = WorkRing(words, flags, rings[3], sequences, spans)
-        return SharedTiles(sQ, sK, sV, sO, *rings[:3], work, visits, mailbox)
+        return SharedTiles(sQ, sK, sV, sO, *rings[:3], work, visits, partials, mailbox)

@@ -70,7 +70,9 @@ def visit_at(
 ) -> Visit:
     """Return the visit whose K lies in the stage of its use, already waited for."""
     if plan.features.block_lists:
-        return unpack_visit(shared.visits[stage_of(use, plan.k_edge)])
+        stage = stage_of(use, plan.k_edge)
+        at = unpack_visit(shared.visits[stage])
+        return at._replace(partial=shared.partials[stage]) if plan.features.block_bits else at
     n_idx = walk.range_end - 1 - visit
     return Visit(n_idx, cutlass.Boolean(False), is_cut(walk, n_idx))
 

@@ -13,7 +13,7 @@ import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
 from fovea.kernels.device.cluster import Rank, pass_over
-from fovea.kernels.device.kv_walk import Walk, kv_tile, uses_of, visit_word
+from fovea.kernels.device.kv_walk import Walk, kv_tile, partial_block, uses_of, visit_word
 from fovea.kernels.device.pipeline import Ring, expect_bytes, stage_of, wait_empty
 from fovea.kernels.device.sequences import bounded
 from fovea.kernels.device.shared_walk import Takers, Union, takers
@@ -70,10 +70,10 @@ def load_tile(
         _load_q(plan, problem, tma, shared, walk, q_use)
     k, v = _kv_operands(plan, problem, tma, shared, part, walk)
     fill = _nth_fill(plan, problem, part, walk, kv_use, cutlass.Int32(0))
-    _load_k(plan, shared, k, part, walk, cutlass.Int32(0), fill)
+    _load_k(plan, problem, shared, k, part, walk, cutlass.Int32(0), fill)
     for visit in cutlass.range(1, uses_of(plan, walk), unroll=1):
         following = _nth_fill(plan, problem, part, walk, kv_use, visit)
-        _load_k(plan, shared, k, part, walk, visit, following)
+        _load_k(plan, problem, shared, k, part, walk, visit, following)
         _load_v(plan, v, part, fill)
         fill = following
     _load_v(plan, v, part, fill)
@@ -189,6 +189,7 @@ def _partition(
 @cute.jit
 def _load_k(
     plan: cutlass.Constexpr,
+    problem: Problem,
     shared: SharedTiles,
     k: _Operand,
     part: Part | None,
@@ -202,9 +203,15 @@ def _load_k(
     """
     edge = plan.k_edge
     wait_empty(k.ring, fill.use, edge)
+    partial = cutlass.Int32(0)
+    if cutlass.const_expr(plan.features.block_bits):
+        partial = partial_block(walk, visit, problem.block_lists)
     if cutlass.const_expr(plan.features.block_lists):
         with cute.arch.elect_one():
-            shared.visits[stage_of(fill.use, edge)] = visit_word(walk, visit, fill.n_idx)
+            stage = stage_of(fill.use, edge)
+            shared.visits[stage] = visit_word(walk, visit, fill.n_idx)
+            if cutlass.const_expr(plan.features.block_bits):
+                shared.partials[stage] = partial
     _fill(plan, edge, k, part, fill)
 
 
