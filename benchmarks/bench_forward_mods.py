@@ -53,9 +53,10 @@ def alibi(shape: Shape, device: str) -> Case:
 
 
 def document(shape: Shape, device: str) -> Case:
-    """Return causal attention inside documents of random lengths, 683 tokens on average."""
+    """Return causal attention inside documents of random lengths, 1024 tokens on average."""
     generator = torch.Generator().manual_seed(0)
-    starts = torch.randint(1, shape.S, (12,), generator=generator).sort().values
+    count = max(1, shape.S // 1024)
+    starts = torch.randint(1, shape.S, (count - 1,), generator=generator).sort().values
     ids = torch.bucketize(torch.arange(shape.S), starts, right=True).to(device, torch.int32)
 
     def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
@@ -72,7 +73,29 @@ def softcap(shape: Shape, device: str) -> Case:
     )
 
 
-CASES = (causal, window1024, alibi, document, softcap)
+def prefix_lm(shape: Shape, device: str) -> Case:
+    """Return a causal mask whose first quarter of keys every row sees."""
+    prefix = shape.S // 4
+    return Case(mask_mod=lambda b, h, q_idx, kv_idx: (kv_idx < prefix) | (q_idx >= kv_idx))
+
+
+def natten(shape: Shape, device: str) -> Case:
+    """Return neighbourhoods of 13 x 13 in an image 128 wide."""
+    from fovea import mods
+
+    return Case(mask_mod=mods.natten_2d(shape.S // 128, 128, 13, 13))
+
+
+def sinks(shape: Shape, device: str) -> Case:
+    """Return a causal window of 1024 keys beside the first 4: two ranges a row."""
+
+    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return (q_idx >= kv_idx) & ((q_idx - kv_idx < 1024) | (kv_idx < 4))
+
+    return Case(mask_mod=mask_mod)
+
+
+CASES = (causal, window1024, alibi, document, softcap, prefix_lm, natten, sinks)
 
 
 def visible_pairs(case: Case, shape: Shape) -> int:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fovea.errors import invalid
+from fovea.mods.bands import band_of_mask
 from fovea.mods.gathers import check_reach, direct_gathers, places
 from fovea.mods.trace import TracedMod, trace_mask_mod
 from fovea.tiling.block_lists import BlockLists
@@ -113,7 +114,9 @@ def _build(
             device=place,
         )
         states = block_states(program, grid)
-        ranges = find_key_ranges(program, grid, states)
+        # A band needs none: kernels take its limits.
+        is_band = band_of_mask(mask.graph) is not None
+        ranges = None if is_band else find_key_ranges(program, grid, states)
         lists = BlockLists.from_states(
             states,
             seqlen_q=seqlen_q,
@@ -121,7 +124,7 @@ def _build(
             block_q=block_q,
             block_kv=block_kv,
         )
-        bits = _bits(program, grid, states) if ranges is None else None
+        bits = None if is_band or ranges is not None else _bits(program, grid, states)
     lists = lists.expanded(batch, heads)
     record(lists, mask, ranges, bits, shows_mask=True)
     return lists.to_torch(mask_mod)

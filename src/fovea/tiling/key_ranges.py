@@ -51,11 +51,11 @@ def find_key_ranges(program: MaskProgram, grid: BlockGrid, states: Tensor) -> Ke
 
     Partial blocks are evaluated whole: on a CPU None, too, where those are many.
     """
-    partial = (states == PARTIAL).nonzero()
-    is_large = partial.shape[0] * grid.block_q * grid.block_kv > _MOST_POSITIONS_CPU
+    num_partial = int((states == PARTIAL).sum())
+    is_large = num_partial * grid.block_q * grid.block_kv > _MOST_POSITIONS_CPU
     if states.numel() == 0 or (grid.device.type == "cpu" and is_large):
         return None
-    found = _of_partial_blocks(program, grid, partial)
+    found = _of_partial_blocks(program, grid, (states == PARTIAL).nonzero())
     if found is None:
         return None
     begin, end, count = (

@@ -49,11 +49,11 @@ class MaskBits(NamedTuple):
 
 def find_mask_bits(program: MaskProgram, grid: BlockGrid, states: Tensor) -> MaskBits | None:
     """Return the bits of a mask with these states of 128 x 128 blocks, None where they are many."""
-    partial = (states == PARTIAL).nonzero()
-    positions = partial.shape[0] * BLOCK * BLOCK
+    positions = int((states == PARTIAL).sum()) * BLOCK * BLOCK
     is_large = positions // 8 > _MOST_BYTES
     if is_large or (grid.device.type == "cpu" and positions > _MOST_POSITIONS_CPU):
         return None
+    partial = (states == PARTIAL).nonzero()
     words = torch.zeros(
         max(1, partial.shape[0]), BLOCK, LANES, dtype=torch.int32, device=grid.device
     )

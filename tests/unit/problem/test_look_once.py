@@ -34,7 +34,7 @@ def _made(mask: Any, size: int | tuple[int, int] = 128) -> Any:
 
 
 @pytest.mark.parametrize("size", [128, 256, 32, (64, 128)])
-@pytest.mark.parametrize("mask", [mods.document(IDS), mods.causal, mods.sliding_window(50)])
+@pytest.mark.parametrize("mask", [mods.document(IDS), lambda b, h, q, kv: (kv < 77) | (kv <= q)])
 def test_ranges_are_those_that_fovea_finds(mask: Any, size: Any) -> None:
     found = kernel_calls.as_kernel_call(_problem(_made(mask, size)), SM90)
     ours = fovea.create_block_mask(mask, None, None, LENGTH, LENGTH, "cpu", size)
@@ -44,6 +44,15 @@ def test_ranges_are_those_that_fovea_finds(mask: Any, size: Any) -> None:
     assert expected.ranges is not None
     assert torch.equal(found.key_ranges.rows, expected.ranges.rows)
     assert torch.equal(found.key_ranges.groups, expected.ranges.groups)
+
+
+def test_a_band_has_ranges_too() -> None:
+    found = kernel_calls.as_kernel_call(_problem(_made(mods.causal)), SM90)
+    assert found.limits == (None, None)
+    assert found.key_ranges is not None
+    rows = found.key_ranges.rows[0, 0]
+    assert rows[:, 0].tolist() == [0] * LENGTH
+    assert rows[:, 1].tolist() == list(range(1, LENGTH + 1))
 
 
 @pytest.mark.parametrize("size", [128, 32, (64, 16)])
