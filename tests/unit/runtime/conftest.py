@@ -10,6 +10,9 @@ if ROOT not in sys.path:
     sys.path.insert(0, ROOT)  # where `benchmarks` lies
 
 
+sys.path.insert(0, str(Path(__file__).parent))  # modules that tests here share
+
+
 @pytest.fixture
 def launched():
     """A list of the arguments of every launch."""
