@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -143,18 +142,7 @@ def ratios(row: dict[str, Any]) -> tuple[float, float]:
 def write(options: argparse.Namespace, row: dict[str, Any]) -> Path:
     """Write the result file and return its path."""
     path = Path(options.out) if options.out else protocol.RESULTS / "cpu" / "reference.json"
-    stamp = {
-        "gpu": None,
-        "power_limit_watts": None,
-        "driver": None,
-        "torch": torch.__version__,
-        "cuda": None,
-        "cpu": protocol.cpu_name(),
-        "commit": protocol.commit(),
-        "date": date.today().isoformat(),
-        "command": protocol.command(),
-    }
-    protocol.write_result(path, stamp, "TFLOP/s", [row])
+    protocol.write_result(path, protocol.cpu_stamp(), "TFLOP/s", [row])
     return path
 
 

@@ -213,6 +213,21 @@ def stamp(board: Board) -> dict[str, Any]:
     }
 
 
+def cpu_stamp() -> dict[str, Any]:
+    """Return what a result without a GPU depends on besides its rows."""
+    return {
+        "gpu": None,
+        "power_limit_watts": None,
+        "driver": None,
+        "torch": torch.__version__,
+        "cuda": None,
+        "cpu": cpu_name(),
+        "commit": commit(),
+        "date": date.today().isoformat(),
+        "command": command(),
+    }
+
+
 def command() -> str:
     """Return the command line of this run, without where it wrote its result."""
     words = ["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]

@@ -39,7 +39,7 @@ class EmulatingCompiler:
         self.seconds = 0.0
         self.kernels: list[str] = []
         self.warnings: set[str] = set()
-        self.counters: list[Mapping[str, int]] = []  # of every launch
+        self.results: list[emulator.Result] = []  # of every launch
 
     def __call__(self, *arguments: Any, options: str = "", **keywords: Any) -> Any:
         start = time.perf_counter()
@@ -57,9 +57,14 @@ class EmulatingCompiler:
         def run(*values: Any) -> None:
             for result in launcher(*map(plain, values), options=self.options):
                 self.warnings.update(result.warnings)
-                self.counters.append(result.counters)
+                self.results.append(result)
 
         return run
+
+    @property
+    def counters(self) -> list[Mapping[str, int]]:
+        """Counters of every launch."""
+        return [result.counters for result in self.results]
 
 
 def plain(value: Any) -> Any:

@@ -1,0 +1,379 @@
+"""The roles of a Blackwell forward as simulated processes: load, MMA, softmax, epilogue.
+
+Lives here: the graph of roles as numbers, and who waits for whom in it. It describes our kernel
+(`graph_of`) and flash-attn-4's, which has the same roles and one more. Not here: how long a piece
+takes (`work.py`), how pieces share units (`engine.py`). Invariant: products of a stream run in the
+order S, O, S, O, ..., and the streams take turns, as both kernels issue them.
+"""
+
+from dataclasses import dataclass, field
+
+from fovea.costs.calibration import Calibration
+from fovea.costs.counted import KernelCounts
+from fovea.costs.engine import Delay, Gate, Process, Queue, Simulation, Until, Use
+from fovea.costs.machine import Machine
+from fovea.costs.sm90 import FIRST_PART
+from fovea.costs.work import ELEMENT_BYTES, Product, added, copy_work, scaled, warpgroup_work
+from fovea.plan.sm100 import CHUNK_COLUMNS, STREAM_ROWS, STREAMS, ForwardPlan
+
+_WORD_BYTES = 4
+PRODUCTS = 2 * STREAMS  # that the MMA warp issues for a KV tile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """A kernel for sm_100a as far as its timeline depends on it.
+
+    Attributes:
+        stages: stages of the ring of K and of that of V; one ring for both if `shares_ring`.
+        p_parts: columns of P told to the tensor cores at a time.
+        pair: CTAs that multiply together, each with a half of K and V.
+        seek_maxima: instructions of a warp that find a row's maximum before its first exponential;
+            0 where a plain tile needs none.
+        corrects: a role of its own decides before each O whether to rescale it.
+        looks_ahead: the next query tile's first S is issued behind the last O of its own stream.
+        skips_hidden: a stream passes over the KV tile that a causal mask hides from its rows.
+        is_persistent: a CTA goes on to another query tile; else each has a CTA of its own.
+        epilogue: role that writes O.
+    """
+
+    tile_n: int
+    head_dim: int
+    head_dim_v: int
+    stages: tuple[int, int]
+    p_parts: tuple[int, ...]
+    pair: int = 1
+    shares_ring: bool = False
+    seek_maxima: float = 0.0
+    corrects: bool = False
+    looks_ahead: bool = True
+    skips_hidden: bool = False
+    is_persistent: bool = True
+    epilogue: str = "epilogue"
+
+    @property
+    def tile_rows(self) -> int:
+        """Query rows of a query tile, of all CTAs that multiply together."""
+        return STREAMS * STREAM_ROWS * self.pair
+
+
+def graph_of(plan: ForwardPlan) -> Graph:
+    """Return the graph of a plan of ours whose streams have rows of their own."""
+    assert not plan.splits_keys, plan
+    features = plan.features
+    return Graph(
+        tile_n=plan.tile_n,
+        head_dim=plan.head_dim,
+        head_dim_v=plan.head_dim_v,
+        stages=(plan.k_edge.stages, plan.v_edge.stages),
+        p_parts=plan.p_parts,
+        pair=plan.cluster,
+        skips_hidden=bool(features.limit_left or features.limit_right),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sm100Model:
+    """A graph on a machine, with all that its roles are timed by."""
+
+    graph: Graph
+    counts: KernelCounts
+    machine: Machine
+    calibration: Calibration
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """A query tile: visits of its walk, its first use of the rings, visits that a stream skips."""
+
+    index: int
+    visits: int
+    first_use: int
+    skips: tuple[int, ...]
+
+    def own(self, stream: int) -> int:
+        """Return how many visits a stream makes."""
+        return self.visits - self.skips[stream]
+
+
+@dataclass(slots=True)
+class _Run:
+    """One CTA under way: gates by name, and how often each product was issued."""
+
+    model: Sm100Model
+    simulation: Simulation
+    tensor: Queue
+    tiles: list[_Tile]
+    gates: dict[str, Gate] = field(default_factory=dict[str, Gate])
+    issued: dict[str, int] = field(default_factory=dict[str, int])
+
+    def gate(self, name: str) -> Gate:
+        """Return a gate, made at its first use."""
+        return self.gates.setdefault(name, Gate(name))
+
+    def open(self, name: str) -> None:
+        """Count an arrival."""
+        self.simulation.open(self.gate(name))
+
+    def count(self, name: str) -> int:
+        """Return how often something was done before, and note that it is done again."""
+        before = self.issued.get(name, 0)
+        self.issued[name] = before + 1
+        return before
+
+
+def simulate(model: Sm100Model, visits: list[int]) -> Simulation:
+    """Run one CTA through query tiles of so many KV tiles."""
+    simulation = Simulation()
+    run = _Run(model, simulation, Queue(simulation, "tensor cores"), _tiles(model.graph, visits))
+    simulation.spawn("load", _load(run))
+    simulation.spawn("mma", _mma(run))
+    for stream in range(STREAMS):
+        simulation.spawn(f"softmax {stream}", _softmax(run, stream))
+    graph = model.graph
+    simulation.spawn(graph.epilogue, _correct(run) if graph.corrects else _epilogue(run))
+    simulation.run()
+    return simulation
+
+
+def _tiles(graph: Graph, visits: list[int]) -> list[_Tile]:
+    found: list[_Tile] = []
+    use = 0
+    for index, count in enumerate(visits):
+        skips = [0] * STREAMS
+        if graph.skips_hidden:
+            # The streams' rows lie one below the other; a walk goes from its last tile down.
+            hidden = [(STREAMS - 1 - s) * STREAM_ROWS // graph.tile_n for s in range(STREAMS)]
+            skips = [min(each, count - 1) for each in hidden]
+        found.append(_Tile(index, count, use, tuple(skips)))
+        use += count
+    return found
+
+
+# --- load ---------------------------------------------------------------------------------------
+
+
+def _load(run: _Run) -> Process:
+    """Fill the rings; Q of a stream when its last product with the Q before is through."""
+    graph, calibration = run.model.graph, run.model.calibration
+
+    def copy(name: str, columns: int, rows: int, more: float = 0.0) -> None:
+        work = copy_work(run.model.machine, columns * rows * ELEMENT_BYTES)
+
+        def begin() -> None:
+            run.simulation.start("copies", Use(name, work), lambda: run.open(f"{name} full"))
+
+        run.simulation.after(calibration.copy_latency + more, begin)
+
+    loaded = 0
+    for tile in run.tiles:
+        for stream in range(STREAMS):
+            yield Until(run.gate(f"q{stream} empty"), tile.index)
+            copy(f"q{stream}", graph.head_dim, STREAM_ROWS, calibration.memory_latency)
+        for visit in range(tile.visits):
+            use = tile.first_use + visit
+            for name, columns, stages in (
+                ("k", graph.head_dim, graph.stages[0]),
+                ("v", graph.head_dim_v, graph.stages[1]),
+            ):
+                if graph.shares_ring:
+                    yield Until(run.gate("kv empty"), loaded - stages + 1)
+                else:
+                    yield Until(run.gate(f"{name} empty"), use - stages + 1)
+                copy(name, columns, graph.tile_n // graph.pair)
+                loaded += 1
+
+
+# --- MMA ----------------------------------------------------------------------------------------
+
+
+def _mma(run: _Run) -> Process:
+    """Issue the products in the order of the kernels."""
+    graph = run.model.graph
+    is_begun = False
+    for tile in run.tiles:
+        is_last = tile.index + 1 == len(run.tiles)
+        if not is_begun:
+            for stream in range(STREAMS):
+                yield from _scores(run, tile, 0, stream)
+        for visit in range(tile.visits):
+            ends = visit + 1 == tile.visits
+            for stream in range(STREAMS):
+                yield from _output(run, tile, visit, stream)
+                if not ends:
+                    yield from _scores(run, tile, visit + 1, stream)
+                elif graph.looks_ahead and not is_last:
+                    yield from _scores(run, run.tiles[tile.index + 1], 0, stream)
+        is_begun = graph.looks_ahead
+
+
+def _issue(run: _Run, name: str, product: Product, *opened: str) -> None:
+    work = product.work(run.model.machine)
+    alone = max(work.values()) + run.model.calibration.product_gap
+    gates = [run.gate(each) for each in opened]
+    run.tensor.put(Use(name, work, floor=alone), *gates)
+
+
+def _issue_time(run: _Run) -> Delay:
+    """Return how long the MMA warp's own instructions for one product take."""
+    return Delay(run.model.counts.roles["mma"].visit.issue / PRODUCTS)
+
+
+def _freed(run: _Run, name: str, stream: int) -> tuple[str, ...]:
+    """Return the gates that a product of a stream opens for the load role."""
+    if stream < STREAMS - 1:
+        return ()
+    return ("kv empty",) if run.model.graph.shares_ring else (f"{name} empty",)
+
+
+def _scores(run: _Run, tile: _Tile, visit: int, stream: int) -> Process:
+    """S = Q K^T."""
+    graph = run.model.graph
+    yield Until(run.gate("k full"), tile.first_use + visit + 1)
+    if visit == 0:
+        yield Until(run.gate(f"q{stream} full"), tile.index + 1)
+        yield Delay(run.model.calibration.handoff)
+    if visit < tile.skips[stream]:
+        for name in _freed(run, "k", stream):
+            run.open(name)
+        return
+    yield _issue_time(run)
+    product = Product(
+        m=STREAM_ROWS,
+        n=graph.tile_n,
+        k=graph.head_dim,
+        a_is_shared=True,
+        b_share=1 / graph.pair,
+    )
+    opened = [f"s{stream}", *_freed(run, "k", stream)]
+    if visit + 1 == tile.visits:
+        opened.append(f"q{stream} empty")
+    _issue(run, f"S{stream}", product, *opened)
+
+
+def _output(run: _Run, tile: _Tile, visit: int, stream: int) -> Process:
+    """O += P V, part by part as P comes."""
+    graph = run.model.graph
+    yield Until(run.gate("v full"), tile.first_use + visit + 1)
+    if visit == tile.skips[stream]:
+        yield Until(run.gate(f"o{stream} empty"), tile.index)
+    if visit < tile.skips[stream]:
+        for name in _freed(run, "v", stream):
+            run.open(name)
+        return
+    done = run.count(f"outputs{stream}")
+    if graph.corrects:
+        yield Until(run.gate(f"corrected{stream}"), done + 1)
+    for part, columns in enumerate(graph.p_parts):
+        yield Until(run.gate(f"p{stream} {part}"), done + 1)
+        yield Delay(run.model.calibration.handoff)
+        if part == 0:
+            yield _issue_time(run)
+        product = Product(
+            m=STREAM_ROWS,
+            n=graph.head_dim_v,
+            k=columns,
+            a_is_shared=False,
+            b_share=1 / graph.pair,
+        )
+        opened: list[str] = []
+        if part + 1 == len(graph.p_parts):
+            opened += _freed(run, "v", stream)
+            if visit + 1 == tile.visits:
+                opened.append(f"o{stream} full")
+        _issue(run, f"O{stream}", product, *opened)
+
+
+# --- softmax and epilogue -------------------------------------------------------------------------
+
+
+def _tensor_columns(run: _Run, unit: str, columns: float) -> dict[str, float]:
+    """Return the cycles of moving columns of tensor memory from or to registers."""
+    machine = run.model.machine
+    rate = machine.tensor_load_bytes if unit == "tensor load" else machine.tensor_store_bytes
+    return {unit: STREAM_ROWS * columns * _WORD_BYTES / rate}
+
+
+def _softmax(run: _Run, stream: int) -> Process:
+    """S to P, part by part; where the kernel wants it, the row's maximum first."""
+    model, graph = run.model, run.model.graph
+    calibration = model.calibration
+    counts = model.counts.roles["softmax"]
+    visit_work = warpgroup_work(model.machine, counts.visit, calibration.serial_share)
+    ends_work = warpgroup_work(model.machine, counts.ends, calibration.serial_share)
+    # Half-rate instructions: two cycles of the ALU pipe each.
+    maxima = graph.seek_maxima
+    seek = {
+        "issue": maxima,
+        "alu": 2 * maxima,
+        "vector": 2 * maxima * calibration.serial_share,
+    }
+    rest = {unit: max(0.0, cycles - seek.get(unit, 0.0)) for unit, cycles in visit_work.items()}
+    for tile in run.tiles:
+        for index in range(tile.own(stream)):
+            yield Until(run.gate(f"s{stream}"), run.count(f"softmax{stream}") + 1)
+            yield Delay(calibration.handoff)
+            first = graph.tile_n if graph.seek_maxima else CHUNK_COLUMNS
+            yield Use("load S", _tensor_columns(run, "tensor load", first))
+            if index == 0:
+                yield Use("first tile", ends_work)
+                yield Delay(FIRST_PART * calibration.ends)
+            if graph.seek_maxima:
+                yield Use("maximum", seek)
+            if graph.corrects:
+                run.open(f"statistics{stream}")
+            yield Delay(calibration.softmax_stall)
+            loaded = first
+            for part, columns in enumerate(graph.p_parts):
+                share = columns / graph.tile_n
+                more = min(graph.tile_n, loaded + columns) - loaded
+                loaded += more
+                yield Use(
+                    "exponentials",
+                    added(
+                        scaled(rest, share),
+                        _tensor_columns(run, "tensor load", more),
+                        _tensor_columns(run, "tensor store", columns / 2),
+                    ),
+                )
+                run.open(f"p{stream} {part}")
+        run.open(f"sums{stream}")
+
+
+def _write(run: _Run, tile: _Tile, stream: int) -> Process:
+    """O of one stream out of tensor memory, scaled, through shared memory."""
+    model, graph = run.model, run.model.graph
+    calibration = model.calibration
+    counts = model.counts.roles[graph.epilogue]
+    work = warpgroup_work(model.machine, counts.ends, calibration.serial_share)
+    yield Until(run.gate(f"sums{stream}"), tile.index + 1)
+    yield Until(run.gate(f"o{stream} full"), tile.index + 1)
+    yield Delay(calibration.handoff)
+    load = _tensor_columns(run, "tensor load", graph.head_dim_v)
+    yield Use("epilogue", added(scaled(work, 1 / STREAMS), load))
+    run.open(f"o{stream} empty")
+    yield Delay((1 - FIRST_PART) * calibration.ends)
+    bytes_out = STREAM_ROWS * graph.head_dim_v * ELEMENT_BYTES
+    yield Use("store O", {"shared": 2 * bytes_out / model.machine.shared_bytes})
+
+
+def _epilogue(run: _Run) -> Process:
+    for tile in run.tiles:
+        for stream in range(STREAMS):
+            yield from _write(run, tile, stream)
+
+
+def _correct(run: _Run) -> Process:
+    """Flash-attn-4's correction role: look at each tile's maxima, then write O."""
+    model, graph = run.model, run.model.graph
+    visit = model.counts.roles[graph.epilogue].visit
+    work = warpgroup_work(model.machine, visit, model.calibration.serial_share)
+    for tile in run.tiles:
+        for _ in range(tile.visits):
+            for stream in range(STREAMS):
+                yield Until(run.gate(f"statistics{stream}"), run.count(f"seen{stream}") + 1)
+                yield Delay(model.calibration.handoff)
+                yield Use("correction", scaled(work, 1 / STREAMS))
+                run.open(f"corrected{stream}")
+        for stream in range(STREAMS):
+            yield from _write(run, tile, stream)
