@@ -12,7 +12,6 @@ Usage: python -m benchmarks.model_counts [WORD ...]    only kernels whose key ha
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -25,7 +24,7 @@ import torch
 
 from benchmarks import protocol
 from fovea.arch import ARCHS, Arch
-from fovea.cli.disassembly import find_nvdisasm
+from fovea.cli.disassembly import disassemble
 from fovea.compile import cache
 from fovea.compile.target import CompileTarget
 from fovea.compile.variant import ForwardVariant
@@ -143,7 +142,7 @@ def our_cases() -> Iterator[tuple[Case, ForwardPlan, Arch]]:
                     if unsupported(problem, arch) is not None:
                         continue
                     plan = forward_plan(problem, arch)
-                    key = counts_key(plan.name, is_banded=causal)
+                    key = counts_key(plan.name, causal=causal)
                     if key in seen or plan.head_dim != dims[0]:
                         continue
                     seen.add(key)
@@ -205,17 +204,13 @@ def late_share(listing: str) -> float:
 
 def listing_of(plan: ForwardPlan, arch: Arch) -> str:
     """Return the machine code of a kernel, as nvdisasm prints it."""
-    program = find_nvdisasm()
-    if program is None:
+    artifact = cache.get_artifact(ForwardVariant(plan), CompileTarget(arch=arch.target))
+    listing = disassemble(artifact.cubin)
+    if listing is None:
         raise SystemExit(
             "counting Hopper kernels needs nvdisasm (pip install nvidia-cuda-nvdisasm)"
         )
-    artifact = cache.get_artifact(ForwardVariant(plan), CompileTarget(arch=arch.target))
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(artifact.cubin)
-        file.flush()
-        command = [program, "--print-code", file.name]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return listing
 
 
 def run_ours(plan: ForwardPlan, arch: Arch, problem: AttentionProblem) -> Sequence[Result]:

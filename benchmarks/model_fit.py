@@ -1,7 +1,8 @@
 """Fit the cost model's latencies to measured H200 rates, report the error, freeze them.
 
-Every second row of `benchmarks/results/h200/forward.json` is fitted, the rest is held out. The
-steady rate is taken with the SM clock that was read during it, so a row gives clocks, not seconds.
+Half of the rows of `benchmarks/results/h200/forward.json` are fitted, the others held out: of the
+four lengths of each head dim and mask two and two, in turns. The steady rate is taken with the SM
+clock that was read during it, so a row gives clocks, not seconds.
 Written to `benchmarks/results/model/calibration.json`, and with --freeze to
 `src/fovea/costs/frozen.json`, which all predictions take as it is: it is not fitted to any other
 machine, and not again because a prediction is unwelcome.
@@ -34,7 +35,6 @@ MEASURED = protocol.RESULTS / "h200" / "forward.json"
 RESULT = protocol.RESULTS / "model" / "calibration.json"
 INPUTS = (
     MEASURED,
-    COSTS / "counted.json",
     *(COSTS / f"{name}.py" for name in ("engine", "launch", "machine", "pipes", "sm90", "work")),
 )
 TILE_FIELDS = ("tile_m", "tile_n", "head_dim", "head_dim_v", "kv_stages", "q_buffers", "cluster")
@@ -60,11 +60,12 @@ STEPS = {
     "memory_latency": 200.0,
 }
 # What keeps a latency physical. A copy out of the L2 cache takes no less than a load from it, some
-# 200 clocks, and no more than four times that; memory adds some 500 to a load (arXiv 2501.12084). An
+# 200 clocks, and no more than four times that; memory adds some hundreds (arXiv 2501.12084). An
 # empty kernel takes 2 us, and no launch of these waits for its last CTAs longer than a few more.
 LEAST = {"launch_us": 2.0, "copy_latency": 200.0}
 MOST = {"serial_share": 1.0, "launch_us": 8.0, "copy_latency": 800.0, "memory_latency": 1000.0}
 HALVINGS = 3
+LENGTHS = 4  # rows of one head dim and mask in the measurements
 
 Row = Mapping[str, Any]
 
@@ -74,7 +75,8 @@ def call_of(row: Row) -> Call:
     return Call(
         batch=row["B"],
         heads=row["H"],
-        seqlen=row["S"],
+        seqlen_q=row["S"],
+        seqlen_kv=row["S"],
         head_dim=row["D"],
         head_dim_v=row["D"],
         causal=row["causal"],
@@ -147,8 +149,8 @@ def result_rows(rows: Sequence[Row], calibration: Calibration) -> list[dict[str,
 
 
 def is_fitted(index: int) -> bool:
-    """Return whether a row of the measurements is one of those fitted."""
-    return index % 2 == 0
+    """Return whether a row of the measurements is one of those fitted: a chequerboard."""
+    return (index // LENGTHS + index) % 2 == 0
 
 
 def errors(rows: Sequence[Row], use: str) -> dict[str, float]:
@@ -159,6 +161,18 @@ def errors(rows: Sequence[Row], use: str) -> dict[str, float]:
         "mean_error": round(sum(found) / len(found), 4),
         "worst_error": round(max(found), 4),
     }
+
+
+def input_hashes() -> dict[str, str]:
+    """Return the SHA-256 of each file that went in, and of the counts of Hopper kernels."""
+    found = {
+        str(path.relative_to(ROOT)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in INPUTS
+    }
+    kernels = json.loads((COSTS / "counted.json").read_text(encoding="utf-8"))["kernels"]
+    hopper = {key: record for key, record in kernels.items() if "_sm90_" in key}
+    text = json.dumps(hopper, sort_keys=True)
+    return {**found, "counts of sm90 kernels": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def main() -> None:
@@ -182,10 +196,7 @@ def main() -> None:
             "constants": asdict(calibration),
             "fitted": summary["fitted"],
             "held_out": summary["held out"],
-            "inputs": {
-                str(path.relative_to(ROOT)): hashlib.sha256(path.read_bytes()).hexdigest()
-                for path in INPUTS
-            },
+            "inputs": input_hashes(),
         }
         (COSTS / FROZEN_FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 

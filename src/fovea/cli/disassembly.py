@@ -16,6 +16,7 @@ from pathlib import Path
 
 # Where wheels put it: the package nvidia-cuda-nvdisasm, and triton.
 _PLACES = ("nvidia/cu13/bin", "triton/backends/nvidia/bin")
+EXP2 = "MUFU.EX2"
 _OPCODE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)((?:\.\w+)*)")
 
 
@@ -51,8 +52,11 @@ def find_nvdisasm() -> Path | None:
     return None
 
 
-def count_instructions(cubin: bytes) -> InstructionCounts | None:
-    """Return the counts of a cubin, or None where no nvdisasm is installed or it fails."""
+def disassemble(cubin: bytes) -> str | None:
+    """Return the machine code of a cubin as nvdisasm prints it.
+
+    None where no nvdisasm is installed or it does not take the cubin.
+    """
     program = find_nvdisasm()
     if program is None:
         return None
@@ -62,18 +66,22 @@ def count_instructions(cubin: bytes) -> InstructionCounts | None:
         done = subprocess.run(
             [program, "--print-code", file.name], capture_output=True, text=True, check=False
         )
-    return count_listing(done.stdout) if done.returncode == 0 else None
+    return done.stdout if done.returncode == 0 else None
+
+
+def count_instructions(cubin: bytes) -> InstructionCounts | None:
+    """Return the counts of a cubin, or None where it cannot be disassembled."""
+    listing = disassemble(cubin)
+    return None if listing is None else count_listing(listing)
 
 
 def count_listing(listing: str) -> InstructionCounts:
     """Return the counts of a listing that nvdisasm printed."""
     opcodes: Counter[str] = Counter()
-    exp2 = 0
-    for line in listing.splitlines():
-        match = _OPCODE.match(line)
-        if match:
-            opcodes[match[1]] += 1
-            exp2 += match[1] == "MUFU" and ".EX2" in match[2]
+    for block in count_blocks(listing):
+        opcodes.update(block)
+    exp2 = opcodes.pop(EXP2, 0)
+    opcodes["MUFU"] += exp2
     return InstructionCounts(
         products=opcodes["HGMMA"] + opcodes["UTCHMMA"],
         exp2=exp2,
@@ -81,3 +89,19 @@ def count_listing(listing: str) -> InstructionCounts:
         local_accesses=opcodes["LDL"] + opcodes["STL"],
         total=sum(opcodes.values()),
     )
+
+
+def count_blocks(listing: str) -> list[Counter[str]]:
+    """Return how often each opcode stands between two labels, block by block.
+
+    Opcodes are without their qualifiers, but for exponentials, which are `EXP2`.
+    """
+    blocks: list[Counter[str]] = [Counter()]
+    for line in listing.splitlines():
+        match = _OPCODE.match(line)
+        if match:
+            is_exp2 = match[1] == "MUFU" and ".EX2" in match[2]
+            blocks[-1][EXP2 if is_exp2 else match[1]] += 1
+        elif line.startswith(".L_"):
+            blocks.append(Counter())
+    return blocks

@@ -18,6 +18,7 @@ _REGISTERS, _FRAME_BYTES, _STACK_BYTES = 0x2F, 0x11, 0x12
 _MAX_THREADS, _REQUIRED_THREADS = 0x05, 0x10
 _SIZED_VALUE = 0x04  # an attribute followed by a 16-bit size and that many bytes
 
+_TOOLS = re.compile(rb"Cuda compilation tools, release (\d+)\.(\d+)")
 _ENTRY = re.compile(r"^\s*(?:\.visible\s+)?\.entry\s+([\w$]+)", re.MULTILINE)
 
 
@@ -79,6 +80,13 @@ def kernel_resources(cubin: bytes) -> dict[str, KernelResources]:
     if not found:
         raise ElfError("cubin holds no kernel")
     return found
+
+
+def tools_version(cubin: bytes) -> tuple[int, int] | None:
+    """Return the CUDA version of the tools that made a cubin, None where it does not say."""
+    note = elf.read_elf(cubin).section(".note.nv.tkinfo")
+    found = None if note is None else _TOOLS.search(note.data)
+    return None if found is None else (int(found[1]), int(found[2]))
 
 
 def kernel_names(ptx: str) -> list[str]:

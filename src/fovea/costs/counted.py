@@ -72,9 +72,9 @@ def read_counts(key: str, record: Mapping[str, Any]) -> KernelCounts:
     )
 
 
-def counts_key(plan_name: str, *, is_banded: bool) -> str:
+def counts_key(plan_name: str, *, causal: bool) -> str:
     """Return the name under which a kernel was counted."""
-    return f"{plan_name} {'causal' if is_banded else 'dense'}"
+    return f"{plan_name} {'causal' if causal else 'dense'}"
 
 
 def counts_of(key: str) -> KernelCounts:

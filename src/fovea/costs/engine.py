@@ -78,12 +78,12 @@ class Queue:
     def __init__(self, simulation: "Simulation", lane: str) -> None:
         self._simulation = simulation
         self._lane = lane
-        self._jobs: deque[tuple[Use, float, tuple[Gate, ...]]] = deque()
+        self._jobs: deque[tuple[Use, tuple[Gate, ...]]] = deque()
         self._is_busy = False
 
-    def put(self, use: Use, *gates: Gate, latency: float = 0.0) -> None:
-        """Add a job; `gates` open `latency` cycles after it is through."""
-        self._jobs.append((use, latency, gates))
+    def put(self, use: Use, *gates: Gate) -> None:
+        """Add a job; `gates` open when it is through."""
+        self._jobs.append((use, gates))
         if not self._is_busy:
             self._next()
 
@@ -91,11 +91,11 @@ class Queue:
         self._is_busy = bool(self._jobs)
         if not self._is_busy:
             return
-        use, latency, gates = self._jobs.popleft()
+        use, gates = self._jobs.popleft()
 
         def done() -> None:
             for gate in gates:
-                self._simulation.after(latency, lambda gate=gate: self._simulation.open(gate))
+                self._simulation.open(gate)
             self._next()
 
         self._simulation.start(self._lane, use, done)

@@ -66,32 +66,31 @@ class TileTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A dense call of plain attention.
-
-    Attributes:
-        seqlen: queries, and keys.
-        causal: query i sees keys up to i.
-    """
+    """A dense call of plain attention; `causal` is aligned to the bottom right."""
 
     batch: int
     heads: int
-    seqlen: int
+    seqlen_q: int
+    seqlen_kv: int
     head_dim: int
     head_dim_v: int
     causal: bool
 
     @property
     def flops(self) -> int:
-        """FLOPs as benchmarks count them: half of the pairs in a causal call."""
-        pairs = self.seqlen * self.seqlen // (2 if self.causal else 1)
+        """FLOPs as benchmarks count them: a causal call of equal lengths has half of the pairs."""
+        pairs = self.seqlen_q * self.seqlen_kv
+        if self.causal:
+            pairs -= self.seqlen_q * self.seqlen_q // 2
         return 2 * self.batch * self.heads * pairs * (self.head_dim + self.head_dim_v)
 
     def walks(self, tile_rows: int, tile_n: int) -> list[int]:
         """Return the visits of each query tile of one head, longest first."""
-        tiles = -(-self.seqlen // tile_rows)
-        ends = [min(self.seqlen, (tile + 1) * tile_rows) for tile in range(tiles)]
-        keys = ends if self.causal else [self.seqlen] * tiles
-        return [-(-each // tile_n) for each in reversed(keys)]
+        tiles = -(-self.seqlen_q // tile_rows)
+        hidden = self.seqlen_q - self.seqlen_kv if self.causal else 0
+        ends = [min(self.seqlen_q, (tile + 1) * tile_rows) for tile in range(tiles)]
+        keys = [end - hidden if self.causal else self.seqlen_kv for end in ends]
+        return [max(1, -(-each // tile_n)) for each in reversed(keys)]
 
 
 def launch_cycles(call: Call, times: TileTimes, *, shape: tuple[int, int], workers: int) -> float:

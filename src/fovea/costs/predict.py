@@ -14,6 +14,8 @@ from fovea.costs.engine import Simulation
 from fovea.costs.launch import Call, TileTimes, launch_cycles
 from fovea.costs.machine import Machine
 from fovea.costs.work import ELEMENT_BYTES
+from fovea.errors import UnsupportedError
+from fovea.plan.features import ForwardFeatures
 from fovea.plan.sm90 import ForwardPlan as Sm90Plan
 from fovea.plan.sm100 import ForwardPlan as Sm100Plan
 
@@ -74,9 +76,13 @@ def kernel_of(plan: Sm90Plan | Sm100Plan, machine: Machine, calibration: Calibra
     Raises:
         UnsupportedError: the kernel was not counted.
     """
-    features = plan.features
-    is_banded = bool(features.limit_left or features.limit_right)
-    counts = counts_of(counts_key(plan.name, is_banded=is_banded))
+    causal = plan.features.limit_right
+    if plan.features != ForwardFeatures(limit_right=causal):
+        raise UnsupportedError(
+            "the cost model knows plain dense and causal calls alone; leave out window, softcap, "
+            "sink, mods, block_mask and packed sequences"
+        )
+    counts = counts_of(counts_key(plan.name, causal=causal))
     if isinstance(plan, Sm100Plan):
         return graph_kernel(sm100.graph_of(plan), counts, machine, calibration)
     model = sm90.Sm90Model(plan=plan, counts=counts, machine=machine, calibration=calibration)

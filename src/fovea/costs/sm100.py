@@ -14,7 +14,9 @@ from fovea.costs.engine import Delay, Gate, Process, Queue, Simulation, Until, U
 from fovea.costs.machine import Machine
 from fovea.costs.sm90 import FIRST_PART
 from fovea.costs.work import ELEMENT_BYTES, Product, added, copy_work, scaled, warpgroup_work
-from fovea.plan.sm100 import CHUNK_COLUMNS, STREAM_ROWS, STREAMS, ForwardPlan
+from fovea.errors import UnsupportedError
+from fovea.plan.sm100 import ForwardPlan
+from fovea.plan.sm100_tiles import CHUNK_COLUMNS, STREAM_ROWS, STREAMS
 
 _WORD_BYTES = 4
 PRODUCTS = 2 * STREAMS  # that the MMA warp issues for a KV tile
@@ -25,6 +27,7 @@ class Graph:
     """A kernel for sm_100a as far as its timeline depends on it.
 
     Attributes:
+        parts: parts that a K tile comes in, by columns, and a V tile, by keys; a stage holds one.
         stages: stages of the ring of K and of that of V; one ring for both if `shares_ring`.
         p_parts: columns of P told to the tensor cores at a time.
         pair: CTAs that multiply together, each with a half of K and V.
@@ -42,6 +45,7 @@ class Graph:
     head_dim_v: int
     stages: tuple[int, int]
     p_parts: tuple[int, ...]
+    parts: tuple[int, int] = (1, 1)
     pair: int = 1
     shares_ring: bool = False
     seek_maxima: float = 0.0
@@ -58,14 +62,23 @@ class Graph:
 
 
 def graph_of(plan: ForwardPlan) -> Graph:
-    """Return the graph of a plan of ours whose streams have rows of their own."""
-    assert not plan.splits_keys, plan
+    """Return the graph of a plan of ours.
+
+    Raises:
+        UnsupportedError: streams share their rows, which the simulated roles do not.
+    """
+    if plan.splits_keys:
+        raise UnsupportedError(
+            f"the cost model has no roles for {plan.name}, whose streams share their query rows; "
+            "it has them for calls of more than 64 queries with head dims up to 192"
+        )
     features = plan.features
     return Graph(
         tile_n=plan.tile_n,
         head_dim=plan.head_dim,
         head_dim_v=plan.head_dim_v,
         stages=(plan.k_edge.stages, plan.v_edge.stages),
+        parts=(plan.k_parts, plan.v_parts),
         p_parts=plan.p_parts,
         pair=plan.cluster,
         skips_hidden=bool(features.limit_left or features.limit_right),
@@ -157,7 +170,7 @@ def _load(run: _Run) -> Process:
     """Fill the rings; Q of a stream when its last product with the Q before is through."""
     graph, calibration = run.model.graph, run.model.calibration
 
-    def copy(name: str, columns: int, rows: int, more: float = 0.0) -> None:
+    def copy(name: str, columns: int, rows: float, more: float = 0.0) -> None:
         work = copy_work(run.model.machine, columns * rows * ELEMENT_BYTES)
 
         def begin() -> None:
@@ -171,17 +184,18 @@ def _load(run: _Run) -> Process:
             yield Until(run.gate(f"q{stream} empty"), tile.index)
             copy(f"q{stream}", graph.head_dim, STREAM_ROWS, calibration.memory_latency)
         for visit in range(tile.visits):
-            use = tile.first_use + visit
-            for name, columns, stages in (
-                ("k", graph.head_dim, graph.stages[0]),
-                ("v", graph.head_dim_v, graph.stages[1]),
+            for name, columns, stages, parts in (
+                ("k", graph.head_dim, graph.stages[0], graph.parts[0]),
+                ("v", graph.head_dim_v, graph.stages[1], graph.parts[1]),
             ):
-                if graph.shares_ring:
-                    yield Until(run.gate("kv empty"), loaded - stages + 1)
-                else:
-                    yield Until(run.gate(f"{name} empty"), use - stages + 1)
-                copy(name, columns, graph.tile_n // graph.pair)
-                loaded += 1
+                for part in range(parts):
+                    use = (tile.first_use + visit) * parts + part
+                    if graph.shares_ring:
+                        yield Until(run.gate("kv empty"), loaded - stages + 1)
+                    else:
+                        yield Until(run.gate(f"{name} empty"), use - stages + 1)
+                    copy(name, columns, graph.tile_n // graph.pair / parts)
+                    loaded += 1
 
 
 # --- MMA ----------------------------------------------------------------------------------------
@@ -207,9 +221,10 @@ def _mma(run: _Run) -> Process:
         is_begun = graph.looks_ahead
 
 
-def _issue(run: _Run, name: str, product: Product, *opened: str) -> None:
+def _issue(run: _Run, name: str, product: Product, *opened: str, ends: bool) -> None:
+    """Give the tensor cores a product, or a part of one: only its end has a gap behind it."""
     work = product.work(run.model.machine)
-    alone = max(work.values()) + run.model.calibration.product_gap
+    alone = max(work.values()) + (run.model.calibration.product_gap if ends else 0.0)
     gates = [run.gate(each) for each in opened]
     run.tensor.put(Use(name, work, floor=alone), *gates)
 
@@ -227,61 +242,78 @@ def _freed(run: _Run, name: str, stream: int) -> tuple[str, ...]:
 
 
 def _scores(run: _Run, tile: _Tile, visit: int, stream: int) -> Process:
-    """S = Q K^T."""
+    """S = Q K^T, part by part as K comes."""
     graph = run.model.graph
-    yield Until(run.gate("k full"), tile.first_use + visit + 1)
+    parts = graph.parts[0]
     if visit == 0:
         yield Until(run.gate(f"q{stream} full"), tile.index + 1)
         yield Delay(run.model.calibration.handoff)
-    if visit < tile.skips[stream]:
-        for name in _freed(run, "k", stream):
-            run.open(name)
-        return
-    yield _issue_time(run)
-    product = Product(
-        m=STREAM_ROWS,
-        n=graph.tile_n,
-        k=graph.head_dim,
-        a_is_shared=True,
-        b_share=1 / graph.pair,
-    )
-    opened = [f"s{stream}", *_freed(run, "k", stream)]
-    if visit + 1 == tile.visits:
-        opened.append(f"q{stream} empty")
-    _issue(run, f"S{stream}", product, *opened)
-
-
-def _output(run: _Run, tile: _Tile, visit: int, stream: int) -> Process:
-    """O += P V, part by part as P comes."""
-    graph = run.model.graph
-    yield Until(run.gate("v full"), tile.first_use + visit + 1)
-    if visit == tile.skips[stream]:
-        yield Until(run.gate(f"o{stream} empty"), tile.index)
-    if visit < tile.skips[stream]:
-        for name in _freed(run, "v", stream):
-            run.open(name)
-        return
-    done = run.count(f"outputs{stream}")
-    if graph.corrects:
-        yield Until(run.gate(f"corrected{stream}"), done + 1)
-    for part, columns in enumerate(graph.p_parts):
-        yield Until(run.gate(f"p{stream} {part}"), done + 1)
-        yield Delay(run.model.calibration.handoff)
+    for part in range(parts):
+        yield Until(run.gate("k full"), (tile.first_use + visit) * parts + part + 1)
+        if visit < tile.skips[stream]:
+            for name in _freed(run, "k", stream):
+                run.open(name)
+            continue
         if part == 0:
             yield _issue_time(run)
         product = Product(
             m=STREAM_ROWS,
+            n=graph.tile_n,
+            k=graph.head_dim // parts,
+            a_is_shared=True,
+            b_share=1 / graph.pair,
+        )
+        opened = [*_freed(run, "k", stream)]
+        is_whole = part + 1 == parts
+        if is_whole:
+            opened.append(f"s{stream}")
+            if visit + 1 == tile.visits:
+                opened.append(f"q{stream} empty")
+        _issue(run, f"S{stream}", product, *opened, ends=is_whole)
+
+
+def _output(run: _Run, tile: _Tile, visit: int, stream: int) -> Process:
+    """O += P V, part by part as P and V come."""
+    graph = run.model.graph
+    parts = graph.parts[1]
+    is_hidden = visit < tile.skips[stream]
+    if visit == tile.skips[stream]:
+        yield Until(run.gate(f"o{stream} empty"), tile.index)
+    done = 0 if is_hidden else run.count(f"outputs{stream}")
+    if graph.corrects:
+        yield Until(run.gate(f"corrected{stream}"), done + 1)
+    p_ends = [sum(graph.p_parts[: index + 1]) for index in range(len(graph.p_parts))]
+    v_ends = [graph.tile_n // parts * (index + 1) for index in range(parts)]
+    first, told, loaded = 0, 0, 0
+    for end in sorted({*p_ends, *v_ends}):
+        if loaded * graph.tile_n // parts <= first:
+            loaded += 1
+            yield Until(run.gate("v full"), (tile.first_use + visit) * parts + loaded)
+        frees = _freed(run, "v", stream) if end in v_ends else ()
+        if is_hidden:
+            for name in frees:
+                run.open(name)
+            first = end
+            continue
+        if told == 0 or p_ends[told - 1] <= first:
+            yield Until(run.gate(f"p{stream} {told}"), done + 1)
+            yield Delay(run.model.calibration.handoff)
+            told += 1
+        if first == 0:
+            yield _issue_time(run)
+        product = Product(
+            m=STREAM_ROWS,
             n=graph.head_dim_v,
-            k=columns,
+            k=end - first,
             a_is_shared=False,
             b_share=1 / graph.pair,
         )
-        opened: list[str] = []
-        if part + 1 == len(graph.p_parts):
-            opened += _freed(run, "v", stream)
-            if visit + 1 == tile.visits:
-                opened.append(f"o{stream} full")
-        _issue(run, f"O{stream}", product, *opened)
+        opened = [*frees]
+        is_whole = end == graph.tile_n
+        if is_whole and visit + 1 == tile.visits:
+            opened.append(f"o{stream} full")
+        _issue(run, f"O{stream}", product, *opened, ends=is_whole)
+        first = end
 
 
 # --- softmax and epilogue -------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from fovea import env
 from fovea.compile.artifact import LAUNCHER_LIBRARY, Artifact
 from fovea.compile.target import arch_for_capability, native_host_triple
 from fovea.errors import UnsupportedError, missing_package
+from fovea.runtime.driver_version import check_driver
 
 RUNTIME_LIBRARY = "libcute_dsl_runtime.so"
 
@@ -44,7 +45,8 @@ def load(artifact: Artifact, device: torch.device) -> Launcher:
     so the same launcher serves them all.
 
     Raises:
-        UnsupportedError: the artifact is for another processor or GPU, or a library is missing.
+        UnsupportedError: the artifact is for another processor or GPU, the driver is too old for
+            it, or a library is missing.
     """
     _check_fits(artifact, device)
     return open_launcher(artifact)
@@ -167,3 +169,4 @@ def _check_fits(artifact: Artifact, device: torch.device) -> None:
             f"takes {arch or 'no artifact of fovea'}; compile it for that, or use "
             "backend='reference'"
         )
+    check_driver(artifact)

@@ -8,7 +8,7 @@ import torch
 
 import fovea
 from fovea import dispatch
-from fovea.arch import SM90, arch_named, arch_of
+from fovea.arch import ARCHS, SM90, arch_named, arch_of
 from fovea.plan import select
 from fovea.problem import Request, make_dense
 
@@ -69,6 +69,16 @@ def test_backend_cuda_never_falls_back(hopper, monkeypatch):
     monkeypatch.setattr(select, "unsupported", lambda problem, arch: "head_dim=320")
     with pytest.raises(fovea.UnsupportedError, match=r"head_dim=320.*backend='reference'"):
         dispatch.choose(OnGpu(), "cuda")
+
+
+def test_backend_cuda_on_a_gpu_without_kernels_names_the_archs_that_have_them(hopper, monkeypatch):
+    monkeypatch.setattr(dispatch, "arch_of", lambda device: None)
+    with pytest.raises(fovea.UnsupportedError) as caught:
+        dispatch.choose(OnGpu(), "cuda")
+    message = str(caught.value)
+    for arch in ARCHS.values():
+        assert f"{arch.name} ({arch.product})" in message
+    assert "backend='reference'" in message
 
 
 def test_backend_cuda_with_cpu_tensors_raises(problem):

@@ -1,0 +1,192 @@
+"""Drawings of a modelled timeline: rows of letters for a terminal, a picture for a page.
+
+Lives here: the drawing, and the line that says what it is. Not here: the model (`costs/`).
+Invariant: whatever is shown says that it is a model's figure and gives the error it was found to
+have where it could be checked.
+"""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fovea.arch import Arch
+from fovea.costs.calibration import frozen
+from fovea.costs.engine import Span
+from fovea.costs.launch import Call
+from fovea.costs.machine import machine_of
+from fovea.costs.predict import Kernel, Prediction, Predictor, kernel_of
+from fovea.costs.timeline import Timeline, timeline_of, write_perfetto
+from fovea.errors import UnsupportedError
+from fovea.plan import select
+from fovea.problem import AttentionProblem
+
+SHOWN_VISITS = 6  # KV tiles of a query tile in the drawing, at most
+_WIDTH = 84
+# By the first word of what a lane does: a letter for the terminal, a colour for both.
+_MARKS = {
+    "S": ("S", "#4477aa"),
+    "O": ("O", "#ee6677"),
+    "exponentials": ("e", "#ccbb44"),
+    "softmax": ("e", "#ccbb44"),
+    "softmax,": ("l", "#aa9922"),
+    "first": ("1", "#997700"),
+    "maximum": ("m", "#aa3377"),
+    "load": ("r", "#66ccee"),
+    "epilogue": ("w", "#228833"),
+    "store": ("w", "#228833"),
+    "correction": ("c", "#aa3377"),
+    "k": ("k", "#66ccee"),
+    "v": ("v", "#bbbbbb"),
+    "q": ("q", "#88aa88"),
+}
+_LEGEND = (
+    "S, O products; e exponentials, l those behind the wait for O; 1 first tile, m maximum, "
+    "r S read, c correction, w way out; k v q copies; . idle"
+)
+
+
+def show(
+    problem: AttentionProblem, arch: Arch, output: Path | None, *, console: Console | None = None
+) -> None:
+    """Print the timeline of a call's kernel; with `output` write a picture and its JSON there.
+
+    Raises:
+        UnsupportedError: there is no kernel, or the model does not know it.
+    """
+    console = console or Console()
+    call, kernel, told = predict(problem, arch)
+    visits = min(SHOWN_VISITS, max(call.walks(kernel.rows, kernel.tile_n)))
+    timeline = timeline_of(kernel, visits)
+    console.print(drawing(timeline))
+    console.print(unit_table(timeline))
+    console.print(statement(told, kernel), soft_wrap=True)
+    if output is not None:
+        trace = output.with_suffix(".json")
+        write_perfetto(timeline, trace)
+        if output != trace:
+            picture(timeline, output)
+            console.print(f"written: {output}, {trace}")
+        else:
+            console.print(f"written: {trace}")
+
+
+def predict(problem: AttentionProblem, arch: Arch) -> tuple[Call, Kernel, Prediction]:
+    """Return a problem as the model's call, its kernel and the model's figure.
+
+    Raises:
+        UnsupportedError: there is no kernel, or the model does not know it.
+    """
+    lack = select.unsupported(problem, arch)
+    if lack is not None:
+        raise UnsupportedError(f"no kernel for this call on {arch}: {lack}")
+    calibration, machine = frozen().calibration, machine_of(arch.name)
+    kernel = kernel_of(select.forward_plan(problem, arch), machine, calibration)
+    call = Call(
+        batch=problem.batch,
+        heads=problem.heads_q,
+        seqlen_q=problem.seqlen_q,
+        seqlen_kv=problem.seqlen_kv,
+        head_dim=problem.head_dim,
+        head_dim_v=problem.head_dim_v,
+        causal=problem.causal is not None,
+    )
+    return call, kernel, Predictor(calibration)(call, kernel, machine.nominal_mhz)
+
+
+def statement(told: Prediction, kernel: Kernel) -> str:
+    """Return the model's figure for the call, and how far it may be off."""
+    fit = frozen()
+    machine = kernel.machine
+    checked = f"on an H200, shapes held out, it was {100 * fit.mean_error:.1f} % off in the mean"
+    if machine.name != "H200":
+        checked += f" and {100 * fit.worst_error:.1f} % at worst; on a {machine.name} never checked"
+    return (
+        f"A model's figure, no measurement: {told.tflops:.0f} TFLOP/s at {told.mhz:.0f} MHz "
+        f"({100 * told.peak_share:.0f} % of the {machine.name}'s tensor cores); {checked} "
+        f"(latencies frozen {fit.date})."
+    )
+
+
+def drawing(timeline: Timeline) -> Text:
+    """Return the timeline's middle as a row of letters a lane."""
+    text = Text()
+    step = (timeline.end - timeline.begin) / _WIDTH
+    text.append(
+        f"{timeline.kernel}: a query tile of {timeline.visits} KV tiles among its like; "
+        f"a column is {step:.0f} clocks\n"
+    )
+    width = max(map(len, timeline.lanes)) + 2
+    for lane in timeline.lanes:
+        text.append(f"{lane:<{width}}")
+        for letter, colour in _row(timeline, lane, step):
+            text.append(letter, style=colour)
+        text.append("\n")
+    text.append(_LEGEND)
+    return text
+
+
+def _row(timeline: Timeline, lane: str, step: float) -> list[tuple[str, str]]:
+    """Return the letter and colour of each column: what took most of it, if half of it was busy."""
+    spans = [span for span in timeline.spans if span.lane == lane]
+    row: list[tuple[str, str]] = []
+    for column in range(_WIDTH):
+        begin = timeline.begin + column * step
+        taken: Counter[str] = Counter()
+        for span in spans:
+            shared = min(span.end, begin + step) - max(span.start, begin)
+            if shared > 0:
+                taken[span.name] += shared  # pyright: ignore[reportArgumentType] - clocks
+        name = taken.most_common(1)[0][0] if taken else ""
+        row.append(_mark(name) if sum(taken.values()) > step / 2 else (".", "dim"))
+    return row
+
+
+def _mark(name: str) -> tuple[str, str]:
+    word = name.split(" ")[0]
+    return _MARKS.get(word) or _MARKS.get(word[:1]) or _MARKS.get(word[:1].lower(), ("?", "red"))
+
+
+def unit_table(timeline: Timeline) -> Table:
+    """Return what one more KV tile takes of each unit."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column(f"for a KV tile, {timeline.visit_cycles:.0f} clocks")
+    table.add_column("clocks", justify="right")
+    table.add_column("busy", justify="right")
+    for use in timeline.units:
+        table.add_row(use.unit, f"{use.cycles:.0f}", f"{100 * use.share:.0f} %")
+    return table
+
+
+def picture(timeline: Timeline, path: Path) -> None:
+    """Draw the timeline's middle with matplotlib; the suffix of the path says in which format."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(12, 0.5 * len(timeline.lanes) + 1.2))
+    for number, lane in enumerate(timeline.lanes):
+        for span in timeline.spans:
+            if span.lane == lane and span.end > timeline.begin and span.start < timeline.end:
+                _bar(axes, number, span)
+    axes.set_yticks(range(len(timeline.lanes)), timeline.lanes)
+    axes.invert_yaxis()
+    axes.set_xlim(timeline.begin, timeline.end)
+    axes.set_xlabel("clocks of an SM, by the cost model (no measurement)")
+    axes.set_title(f"{timeline.kernel}, a query tile of {timeline.visits} KV tiles", fontsize=10)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _bar(axes: Any, number: int, span: Span) -> None:
+    letter, colour = _mark(span.name)
+    length = span.end - span.start
+    axes.barh(number, length, left=span.start, color=colour, edgecolor="white", linewidth=0.3)
+    if length > 150:
+        label = span.name if len(span.name) < 4 else letter
+        axes.text(span.start + length / 2, number, label, ha="center", va="center", fontsize=7)
