@@ -22,12 +22,15 @@ from fovea.costs.launch import Call
 from fovea.costs.machine import B200
 from fovea.costs.predict import Kernel, Prediction, Predictor, graph_kernel, kernel_of
 from fovea.costs.sm100 import Graph
+from fovea.costs.timeline import timeline_of, timeline_record
 from fovea.errors import UnsupportedError
 from fovea.plan.select import forward_plan, unsupported
 from fovea.problem import Request, make_dense
 
 RESULT = protocol.RESULTS / "model" / "forward.json"
 COUNTS = protocol.RESULTS / "model" / "counts.json"
+TIMELINES = protocol.RESULTS / "model" / "timelines.json"
+DRAWN_VISITS = 6
 HEAD_DIMS = ((64, 64), (128, 128), (192, 128))
 SEQLENS = (2048, 4096, 8192, 16384, 32768)
 TOKENS = 32768  # of a call, and 2048 columns of heads, as the published figures have them
@@ -148,8 +151,13 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for call in calls():
         row: dict[str, Any] = {
-            "B": call.batch, "H": call.heads, "Hkv": call.heads, "S": call.seqlen_q,
-            "D": call.head_dim, "Dv": call.head_dim_v, "causal": call.causal,
+            "B": call.batch,
+            "H": call.heads,
+            "Hkv": call.heads,
+            "S": call.seqlen_q,
+            "D": call.head_dim,
+            "Dv": call.head_dim_v,
+            "causal": call.causal,
         }
         theirs = predict(call, their_kernel(call, calibration), mhz)
         row |= columns_of("fa4", theirs, predict_best(call, their_kernel(call, best), mhz))
@@ -179,6 +187,19 @@ def main() -> None:
         "held_out_worst_error": told.worst_error,
     }
     protocol.write_result(RESULT, stamp, "TFLOP/s by the frozen model, not measured", rows)
+    write_timelines(protocol.cpu_stamp(), calibration)
+
+
+def write_timelines(stamp: dict[str, Any], calibration: Calibration) -> None:
+    """Write what the page on the Blackwell forward draws: a query tile of both kernels."""
+    call = next(call for call in calls() if call.head_dim == 128 and not call.causal)
+    ours = our_kernel(call, calibration)
+    assert not isinstance(ours, str), ours
+    rows = [
+        timeline_record(timeline_of(kernel, DRAWN_VISITS))
+        for kernel in (ours, their_kernel(call, calibration))
+    ]
+    protocol.write_result(TIMELINES, stamp, "clocks of an SM by the frozen model", rows)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ Invariant: whatever is shown says that it is a model's figure and gives the erro
 have where it could be checked.
 """
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from rich.text import Text
 
 from fovea.arch import Arch
 from fovea.costs.calibration import frozen
+from fovea.costs.drawing import LEGEND, letter_rows, mark_of, title
 from fovea.costs.engine import Span
 from fovea.costs.launch import Call
 from fovea.costs.machine import machine_of
@@ -25,28 +25,8 @@ from fovea.plan import select
 from fovea.problem import AttentionProblem
 
 SHOWN_VISITS = 6  # KV tiles of a query tile in the drawing, at most
-_WIDTH = 84
-# By the first word of what a lane does: a letter for the terminal, a colour for both.
-_MARKS = {
-    "S": ("S", "#4477aa"),
-    "O": ("O", "#ee6677"),
-    "exponentials": ("e", "#ccbb44"),
-    "softmax": ("e", "#ccbb44"),
-    "softmax,": ("l", "#aa9922"),
-    "first": ("1", "#997700"),
-    "maximum": ("m", "#aa3377"),
-    "load": ("r", "#66ccee"),
-    "epilogue": ("w", "#228833"),
-    "store": ("w", "#228833"),
-    "correction": ("c", "#aa3377"),
-    "k": ("k", "#66ccee"),
-    "v": ("v", "#bbbbbb"),
-    "q": ("q", "#88aa88"),
-}
-_LEGEND = (
-    "S, O products; e exponentials, l those behind the wait for O; 1 first tile, m maximum, "
-    "r S read, c correction, w way out; k v q copies; . idle"
-)
+_WIDTH, _LEAST_WIDTH = 84, 40
+_LANE_NAMES = 16  # columns that the names of lanes take
 
 
 def show(
@@ -61,7 +41,8 @@ def show(
     call, kernel, told = predict(problem, arch)
     visits = min(SHOWN_VISITS, max(call.walks(kernel.rows, kernel.tile_n)))
     timeline = timeline_of(kernel, visits)
-    console.print(drawing(timeline))
+    width = max(_LEAST_WIDTH, min(_WIDTH, console.width - _LANE_NAMES))
+    console.print(drawing(timeline, width), soft_wrap=True)
     console.print(unit_table(timeline))
     console.print(statement(told, kernel), soft_wrap=True)
     if output is not None:
@@ -111,43 +92,16 @@ def statement(told: Prediction, kernel: Kernel) -> str:
     )
 
 
-def drawing(timeline: Timeline) -> Text:
+def drawing(timeline: Timeline, width: int = _WIDTH) -> Text:
     """Return the timeline's middle as a row of letters a lane."""
-    text = Text()
-    step = (timeline.end - timeline.begin) / _WIDTH
-    text.append(
-        f"{timeline.kernel}: a query tile of {timeline.visits} KV tiles among its like; "
-        f"a column is {step:.0f} clocks\n"
-    )
-    width = max(map(len, timeline.lanes)) + 2
-    for lane in timeline.lanes:
-        text.append(f"{lane:<{width}}")
-        for letter, colour in _row(timeline, lane, step):
-            text.append(letter, style=colour)
+    text = Text(f"{title(timeline, width)}\n")
+    for lane, marks in letter_rows(timeline, width):
+        text.append(lane)
+        for mark in marks:
+            text.append(mark.letter, style=mark.colour)
         text.append("\n")
-    text.append(_LEGEND)
+    text.append(LEGEND)
     return text
-
-
-def _row(timeline: Timeline, lane: str, step: float) -> list[tuple[str, str]]:
-    """Return the letter and colour of each column: what took most of it, if half of it was busy."""
-    spans = [span for span in timeline.spans if span.lane == lane]
-    row: list[tuple[str, str]] = []
-    for column in range(_WIDTH):
-        begin = timeline.begin + column * step
-        taken: Counter[str] = Counter()
-        for span in spans:
-            shared = min(span.end, begin + step) - max(span.start, begin)
-            if shared > 0:
-                taken[span.name] += shared  # pyright: ignore[reportArgumentType] - clocks
-        name = taken.most_common(1)[0][0] if taken else ""
-        row.append(_mark(name) if sum(taken.values()) > step / 2 else (".", "dim"))
-    return row
-
-
-def _mark(name: str) -> tuple[str, str]:
-    word = name.split(" ")[0]
-    return _MARKS.get(word) or _MARKS.get(word[:1]) or _MARKS.get(word[:1].lower(), ("?", "red"))
 
 
 def unit_table(timeline: Timeline) -> Table:
@@ -184,9 +138,10 @@ def picture(timeline: Timeline, path: Path) -> None:
 
 
 def _bar(axes: Any, number: int, span: Span) -> None:
-    letter, colour = _mark(span.name)
+    mark = mark_of(span.name)
     length = span.end - span.start
-    axes.barh(number, length, left=span.start, color=colour, edgecolor="white", linewidth=0.3)
+    axes.barh(number, length, left=span.start, color=mark.colour, edgecolor="white", linewidth=0.3)
     if length > 150:
-        label = span.name if len(span.name) < 4 else letter
-        axes.text(span.start + length / 2, number, label, ha="center", va="center", fontsize=7)
+        label = span.name if len(span.name) < 4 else mark.letter
+        middle = span.start + length / 2
+        axes.text(middle, number, label, ha="center", va="center", fontsize=7, clip_on=True)

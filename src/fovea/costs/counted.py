@@ -85,8 +85,10 @@ def counts_of(key: str) -> KernelCounts:
     """
     record = _file().get(key)
     if record is None:
+        family = "_".join(key.split("_")[:2])
+        counted = ", ".join(known for known in _file() if known.startswith(family))
         raise UnsupportedError(
-            f"the cost model has no counts of kernel {key!r} (it has: {', '.join(_file())}); run "
+            f"the cost model has no counts of kernel {key!r} (it has: {counted}); run "
             "python -m benchmarks.model_counts, which counts on the emulator"
         )
     return read_counts(key, record)

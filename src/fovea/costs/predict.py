@@ -82,9 +82,10 @@ def kernel_of(plan: Sm90Plan | Sm100Plan, machine: Machine, calibration: Calibra
             "the cost model knows plain dense and causal calls alone; leave out window, softcap, "
             "sink, mods, block_mask and packed sequences"
         )
-    counts = counts_of(counts_key(plan.name, causal=causal))
+    key = counts_key(plan.name, causal=causal)
     if isinstance(plan, Sm100Plan):
-        return graph_kernel(sm100.graph_of(plan), counts, machine, calibration)
+        return graph_kernel(sm100.graph_of(plan), counts_of(key), machine, calibration)
+    counts = counts_of(key)
     model = sm90.Sm90Model(plan=plan, counts=counts, machine=machine, calibration=calibration)
     columns = plan.head_dim + plan.head_dim_v
     return Kernel(

@@ -5,9 +5,10 @@ simulated (`sm90.py`, `sm100.py`). Invariant: times are clocks of an SM, of a mo
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from fovea.costs.engine import Span
 from fovea.costs.predict import Kernel
@@ -71,6 +72,25 @@ def _lanes(spans: Sequence[Span]) -> tuple[str, ...]:
     found = sorted({span.lane for span in spans})
     first = [lane for lane in ("copies", "tensor cores") if lane in found]
     return (*first, *(lane for lane in found if lane not in first))
+
+
+def timeline_record(timeline: Timeline) -> dict[str, Any]:
+    """Return the timeline as JSON values."""
+    return asdict(timeline)
+
+
+def read_timeline(record: Mapping[str, Any]) -> Timeline:
+    """Return the timeline that `timeline_record` made values of."""
+    return Timeline(
+        kernel=record["kernel"],
+        visits=record["visits"],
+        lanes=tuple(record["lanes"]),
+        spans=tuple(Span(**span) for span in record["spans"]),
+        begin=record["begin"],
+        end=record["end"],
+        units=tuple(UnitUse(**use) for use in record["units"]),
+        visit_cycles=record["visit_cycles"],
+    )
 
 
 def perfetto(timeline: Timeline) -> str:
