@@ -50,7 +50,8 @@ OPTIONS = Options(async_delay="eager")
 Run = Callable[[AttentionProblem], Sequence[Result]]
 PREFIX = "pipe."
 LEAST_KEYS = 512
-LENGTHS = (SHORT_SEQLEN, 2 * SHORT_SEQLEN)  # of calls that get the plans for short and long ones
+# Of calls that get the plans for few queries of many, for short sequences and for long ones.
+LENGTHS = (SHORT_SEQLEN // 2, SHORT_SEQLEN, 2 * SHORT_SEQLEN)
 UNIT = "cycles of a warp on its quarter of an SM (maxima: instructions)"
 NAMES = ("issue", "fma", "alu", "mufu", "maxima")
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)")
@@ -153,7 +154,7 @@ def our_cases() -> Iterator[tuple[Case, ForwardPlan, Arch]]:
                         kind=kind,
                         head_dims=dims,
                         causal=causal,
-                        rows=plan.tile_m * plan.cluster,
+                        rows=plan.tile_m * (plan.cluster if arch.name == "sm90" else 1),
                         own_rows=own_rows,
                         tile_n=plan.tile_n,
                     )

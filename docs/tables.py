@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import gallery
+import model_tables
 import torch
 
 import fovea
@@ -243,6 +244,13 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "roles": lambda: draw.role_graph(blackwell_plan()),
         "tensor memory": lambda: draw.tensor_map(blackwell_plan()),
         "tensor memory 256": lambda: draw.tensor_map(blackwell_plan(256)),
+        "timelines": model_tables.timelines,
+        "units": model_tables.units,
+        "predictions": model_tables.predictions,
+    },
+    "internals/cost_model.md": {
+        "constants": model_tables.constants,
+        "errors": model_tables.errors,
     },
     "support.md": {"support": support},
     "semantics.md": {f"rule {n}": lambda n=n: rule_tests(n) for n in range(1, 14)},

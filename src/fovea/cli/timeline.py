@@ -120,8 +120,9 @@ def picture(timeline: Timeline, path: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot as typed
 
+    pyplot: Any = typed  # its own types are partly unknown
     figure, axes = pyplot.subplots(figsize=(12, 0.5 * len(timeline.lanes) + 1.2))
     for number, lane in enumerate(timeline.lanes):
         for span in timeline.spans:

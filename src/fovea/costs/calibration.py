@@ -12,6 +12,8 @@ from importlib import resources
 from typing import Any
 
 FROZEN_FILE = "frozen.json"
+# Of what a query tile costs besides its plain tiles, the part before its second KV tile.
+FIRST_PART = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

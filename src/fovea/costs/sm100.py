@@ -8,11 +8,10 @@ order S, O, S, O, ..., and the streams take turns, as both kernels issue them.
 
 from dataclasses import dataclass, field
 
-from fovea.costs.calibration import Calibration
+from fovea.costs.calibration import FIRST_PART, Calibration
 from fovea.costs.counted import KernelCounts
 from fovea.costs.engine import Delay, Gate, Process, Queue, Simulation, Until, Use
 from fovea.costs.machine import Machine
-from fovea.costs.sm90 import FIRST_PART
 from fovea.costs.work import ELEMENT_BYTES, Product, added, copy_work, scaled, warpgroup_work
 from fovea.errors import UnsupportedError
 from fovea.plan.sm100 import ForwardPlan

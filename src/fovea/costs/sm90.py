@@ -7,15 +7,12 @@ releases, in the same order, as the kernel's roles.
 
 from dataclasses import dataclass
 
-from fovea.costs.calibration import Calibration
+from fovea.costs.calibration import FIRST_PART, Calibration
 from fovea.costs.counted import KernelCounts
 from fovea.costs.engine import Delay, Gate, Process, Queue, Simulation, Until, Use
 from fovea.costs.machine import Machine
 from fovea.costs.work import Product, added, copy_work, scaled, warpgroup_work
 from fovea.plan.sm90 import ELEMENT_BYTES, WARPGROUP_ROWS, ForwardPlan
-
-# Of what a query tile costs besides its plain tiles, the part before its second KV tile.
-FIRST_PART = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
