@@ -1,8 +1,8 @@
 """The parts of pages that show the cost model's committed results.
 
-Lives here: their text, from `benchmarks/results/model/` and the frozen constants. Not here: where it
-goes (`tables.py`), the model (`fovea.costs`). Invariant: nothing is simulated here; every figure is
-one that was committed, and each table says that it is a model's.
+Lives here: their text, from `benchmarks/results/model/` and the frozen constants. Not here: where
+it goes (`tables.py`), the model (`fovea.costs`). Invariant: nothing is simulated here; every figure
+is one that was committed, and each table says that it is a model's.
 """
 
 import json
@@ -73,9 +73,9 @@ def predictions() -> str:
     low, high = 100 * stamp["held_out_mean_error"], 100 * stamp["held_out_worst_error"]
     lines = [
         f"**A model's figures, no measurement.** TFLOP/s on a {stamp['model_of']} at "
-        f"{stamp['clock_mhz']:.0f} MHz, latencies frozen {stamp['frozen']}; on an H200 the model is "
-        f"{low:.1f} % off in the mean and {high:.1f} % at worst (shapes held out), on a B200 it was "
-        "never checked. In brackets the same with pipes that overlap fully. Published: of "
+        f"{stamp['clock_mhz']:.0f} MHz, latencies frozen {stamp['frozen']}; on an H200 the model "
+        f"is {low:.1f} % off in the mean and {high:.1f} % at worst (shapes held out), on a B200 it "
+        "was never checked. In brackets the same with pipes that overlap fully. Published: of "
         "flash-attn-4, measured by others at a clock of their own.",
         "",
         "| head dims | S | fovea | flash-attn-4 | fovea / flash-attn-4 | published |",
