@@ -1,4 +1,4 @@
-"""Races on global memory: who wrote each word last, and whether a later access knows of it.
+"""Races on global memory: who wrote each word last, who read it, and whether a later access knows.
 
 Within a cluster the vector clocks of `races.py` decide, proxies included. Between clusters, which
 share no clocks, a stamp does: it grows with every release on global memory (a strong store or an
@@ -6,10 +6,11 @@ atomic), a write is noted under the stamp of its moment, and a strong load or at
 tells its cluster of everything before the last release there. That is more than such a pair of
 accesses promises, so an order may be seen where none is, never the reverse.
 
-Lives here: the stamps, the shadow of one allocation, the report. Not here: shared and tensor
-memory (`races.py`), which accesses are strong (`isa/load_store.py`). Not modelled: a write that
-overtakes an earlier read, and accesses that atomics, reductions or strong stores make. Invariant:
-a write that leaves the bytes of a word as they are is no report; the word is not watched after it.
+Lives here: the stamps, the shadow of one allocation, the report. Not here: who read what
+(`global_readers.py`), shared and tensor memory (`races.py`), which accesses are strong
+(`isa/load_store.py`). Not modelled: accesses that atomics, reductions or strong stores make.
+Invariant: a write that leaves the bytes of a word as they are is no report; the word is not watched
+after it.
 """
 
 from typing import Any, cast
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fovea.emulator.errors import RaceError
+from fovea.emulator.global_readers import GlobalReaders
 from fovea.emulator.races import ALL_BYTES, Access, Changed
 
 Array = NDArray[Any]
@@ -38,7 +40,7 @@ class GlobalRaces:
         self.stamp = 0
         self._released: dict[int, int] = {}
         self._floor = 0
-        self.instructions: dict[int, Any] = {}  # those that have written, for reports
+        self.instructions: dict[int, Any] = {}  # those that have read or written, for reports
 
     def release(self, address: int) -> None:
         """Note a release at a place."""
@@ -62,15 +64,18 @@ class GlobalRaces:
 
 
 class GlobalShadow:
-    """The last plain writer of every word of one allocation."""
+    """The last plain writer of every word of one allocation, and its last readers."""
 
-    __slots__ = ("_races", "_rows", "_size", "is_active")
+    is_active = True
+
+    __slots__ = ("_is_written", "_races", "_readers", "_rows", "_size")
 
     def __init__(self, races: GlobalRaces, size: int):
         self._races = races
         self._size = size
         self._rows: Array = np.zeros((0, _COLUMNS), np.int32)
-        self.is_active = False  # whether anything was written: until then there is nothing to see
+        self._readers = GlobalReaders(-(-size // 4))
+        self._is_written = False  # until then no read can be wrong
 
     def on_read(self, cells: Any, access: Access, byte_mask: Any = ALL_BYTES) -> None:
         """Check a read of words.
@@ -78,10 +83,14 @@ class GlobalShadow:
         Raises:
             RaceError: their last write is not ordered before it.
         """
-        if self.is_active and not access.is_strong:
+        if access.is_strong:
+            return
+        if self._is_written:
             late = self._late(cells, access, byte_mask)
             if late is not None:
                 self._report(cells, late, access, "read")
+        self._races.instructions[access.instruction.index] = access.instruction
+        self._readers.note(cells, access, self._races.stamp, byte_mask)
 
     def on_write(
         self,
@@ -99,13 +108,14 @@ class GlobalShadow:
             changed: tells which words will have other bytes than now (None: all).
 
         Raises:
-            RaceError: the last write is not ordered before it and left other bytes.
+            RaceError: the last write, or a read, is not ordered before it and saw other bytes.
         """
         if access.is_strong:
             return
-        if not self.is_active:
+        if not self._is_written:
             self._rows = np.zeros((-(-self._size // 4), _COLUMNS), np.int32)
-            self.is_active = True
+            self._is_written = True
+        self._judge_reads(cells, access, byte_mask, changed)
         late = self._late(cells, access, byte_mask)
         if late is not None:
             conflicts = late & changed() if changed is not None else late
@@ -120,6 +130,35 @@ class GlobalShadow:
             self._rows[cells, _BYTES] = byte_mask
         if late is not None:
             self._rows[np.r_[cells][late]] = 0
+        if isinstance(byte_mask, int):
+            self._readers.forget(cells)
+
+    def _judge_reads(
+        self, cells: Any, access: Access, byte_mask: Any, changed: Changed | None
+    ) -> None:
+        """Raise RaceError if a write of other bytes overtakes a read."""
+        found = self._readers.late(cells, access, byte_mask)
+        if found is None:
+            return
+        late, reads = found
+        if changed is not None:
+            late = late & np.ravel(changed())
+        if not late.any():
+            return
+        position = int(np.argmax(late))
+        cluster, agent, _stamp, instruction = (int(value) for value in reads[position])
+        other = self._describe(instruction, cluster, agent, access.warp.cta.cluster)
+        rule = "no barrier, phase or wait orders the two accesses"
+        if cluster != access.warp.cta.cluster.number + 1:
+            rule = "no release and acquire on global memory order the two clusters"
+        raise RaceError(
+            f"race: write by {access.describe()} of global memory last read by {other}; {rule}",
+            access.warp.where(
+                access.instruction, address=4 * _cell(cells, position), space="allocation offset"
+            ),
+            other,
+            rule,
+        )
 
     def _late(self, cells: Any, access: Access, byte_mask: Any) -> Array | None:
         """Return which words were last written by somebody the access does not know of."""
@@ -142,12 +181,10 @@ class GlobalShadow:
     def _report(self, cells: Any, late: Array, access: Access, what: str) -> None:
         position = int(np.argmax(late))
         row = self._rows[cells].reshape(-1, _COLUMNS)[position]
-        if isinstance(cells, slice):
-            cell = int(cast(Any, cells).start) + position
-        else:
-            cell = int(np.ravel(cells)[position])
         cluster = access.warp.cta.cluster
-        other = self._describe(row, cluster)
+        other = self._describe(
+            int(row[_INSTRUCTION]), int(row[_CLUSTER]), int(row[_AGENT]), cluster
+        )
         rule = "no barrier, phase or wait orders the two accesses"
         is_own = row[_CLUSTER] == cluster.number + 1
         if is_own and access.is_async and row[_TIME] <= access.clock.seen[row[_AGENT]]:
@@ -156,16 +193,25 @@ class GlobalShadow:
             rule = "no release and acquire on global memory order the two clusters"
         raise RaceError(
             f"race: {what} by {access.describe()} of global memory last written by {other}; {rule}",
-            access.warp.where(access.instruction, address=4 * cell, space="allocation offset"),
+            access.warp.where(
+                access.instruction, address=4 * _cell(cells, position), space="allocation offset"
+            ),
             other,
             rule,
             other,
         )
 
-    def _describe(self, row: Array, cluster: Any) -> str:
-        place = self._races.instructions[int(row[_INSTRUCTION])]
-        text = f"PTX line {place.line} `{place.text}`, cluster {int(row[_CLUSTER]) - 1}"
-        agent, warps = int(row[_AGENT]), cluster.warps_per_cta
-        if agent < warps * len(cluster.ctas):
+    def _describe(self, instruction: int, number: int, agent: int, cluster: Any) -> str:
+        place = self._races.instructions[instruction]
+        text = f"PTX line {place.line} `{place.text}`, cluster {number - 1}"
+        warps = cluster.warps_per_cta
+        if 0 <= agent < warps * len(cluster.ctas):
             text += f" CTA {agent // warps} warp {agent % warps}"
         return text
+
+
+def _cell(cells: Any, position: int) -> int:
+    """Return the word at a position of an access."""
+    if isinstance(cells, slice):
+        return int(cast(Any, cells).start) + position
+    return int(np.ravel(cells)[position])

@@ -156,3 +156,100 @@ def test_rows_that_two_ctas_share_may_hold_the_same_values() -> None:
     body = ".reg .b64 %x; " + body
     assert faults(body.format(value="")) == 0
     assert faults(body.format(value="mad.lo.u32 %v, %c, 1000, %v;")) == 20
+
+
+# --- a write that overtakes a read ----------------------------------------------------------------
+
+_READ_THEN_WRITE = """@!%first bra WRITE;
+    {before}
+    @%q red.release.gpu.global.add.u32 [%b], 1;
+    {after}
+    bra END;
+    WRITE: {wait}
+    @%q st.global.b32 [%a], 5;
+    END:"""
+_WAIT = "ld.acquire.gpu.global.u32 %v, [%b]; setp.eq.u32 %p, %v, 0; @%p bra WRITE;"
+_READ = "@%q ld.global.b32 %w, [%a];"
+
+
+@pytest.mark.parametrize(
+    ("parts", "count"),
+    [
+        ({"before": _READ, "after": "", "wait": _WAIT}, 0),
+        ({"before": _READ, "after": "", "wait": ""}, 20),
+        ({"before": "", "after": _READ, "wait": _WAIT}, 20),
+    ],
+    ids=["released after the read", "not waited for", "released before the read"],
+)
+def test_write_that_another_cta_s_read_must_precede(parts: dict[str, str], count: int) -> None:
+    assert faults(_READ_THEN_WRITE.format(**parts)) == count
+
+
+@pytest.mark.parametrize(("barrier", "count"), [("bar.sync 0;", 0), ("", 20)])
+def test_word_that_another_warp_reads_is_overwritten_behind_a_barrier(
+    barrier: str, count: int
+) -> None:
+    body = f"""@%q ld.global.b32 %v, [%a];
+        {barrier}
+        setp.eq.u32 %p, %w, 1; @!%p bra END;
+        @%p st.global.b32 [%a], 6;
+        END:"""
+    assert faults(body, grid=1, block=64) == count
+
+
+def test_thread_that_reads_and_overwrites_its_own_word_does_not_race() -> None:
+    body = """mul.wide.u32 %o, %c, 128; add.s64 %a, %a, %o; mul.wide.u32 %o, %t, 4;
+        add.s64 %a, %a, %o; ld.global.b32 %v, [%a]; add.u32 %v, %v, 1; st.global.b32 [%a], %v;"""
+    assert faults(body) == 0
+
+
+def test_halves_of_a_word_read_and_written_by_two_ctas_do_not_race() -> None:
+    body = """.reg .b16 %h; mul.wide.u32 %o, %c, 2; add.s64 %a, %a, %o;
+        @%q ld.global.b16 %h, [%a]; add.u16 %h, %h, 1; @%q st.global.b16 [%a], %h;"""
+    assert faults(body) == 0
+
+
+def test_write_that_leaves_a_word_as_it_is_overtakes_no_read() -> None:
+    # where it comes first, the reader does not know of it: that is reported, the other order is not
+    body = """@%q ld.global.b32 %v, [%a];
+        setp.eq.u32 %p, %w, 1; @!%p bra END;
+        @%p st.global.b32 [%a], {value};
+        END:"""
+    same, other = (faults(body.format(value=value), grid=1, block=64) for value in (0, 5))
+    assert 0 < same < other == 20
+
+
+@pytest.mark.parametrize(
+    ("wait", "count"), [("W: mbarrier.try_wait.parity.shared.b64 %p, [%m], 0; @!%p bra W;", 0),
+                        ("", 20)],
+)  # fmt: skip
+def test_word_that_a_bulk_load_reads_is_overwritten_behind_its_barrier(
+    wait: str, count: int
+) -> None:
+    body = f"""@%q mbarrier.init.shared.b64 [%m], 1;
+        bar.sync 0;
+        @%q mbarrier.arrive.expect_tx.shared.b64 _, [%m], 128;
+        @%q cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes
+            [%s], [%a], 128, [%m];
+        {wait}
+        add.s64 %o, %a, %o; st.global.b32 [%o], 7;
+        END: mbarrier.try_wait.parity.shared.b64 %p, [%m], 0; @!%p bra END;"""
+    assert faults(body, grid=1, async_delay="eager") == count
+
+
+def test_report_of_an_overtaken_read_names_both_accesses() -> None:
+    text = f"{HEAD}.visible .entry k(.param .u64 a)\n{{\n.reg .b64 %a; .reg .b32 %t, %v;\n"
+    text += ".reg .pred %p; ld.param.u64 %a, [a]; mov.u32 %t, %tid.x; setp.lt.u32 %p, %t, 32;\n"
+    text += (
+        "@%p bra READ;\nst.global.b32 [%a+8], 5;\nret;\nREAD: ld.global.b32 %v, [%a+8];\nret;}\n"
+    )
+    module = emulator.load_ptx(text)
+    found: set[tuple[int, str]] = set()
+    for seed in range(8):
+        with pytest.raises(emulator.RaceError) as info:
+            module.launch("k", 1, 64, args=[np.zeros(4, np.uint32)], options=Options(seed=seed))
+        assert info.value.where.address == 8
+        found.add((info.value.line, info.value.other))
+    # whichever comes second is reported, and names the other one
+    assert {line for line, _ in found} == {9, 11}
+    assert any(line == 9 and "PTX line 11" in other and "warp 0" in other for line, other in found)
