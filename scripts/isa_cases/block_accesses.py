@@ -207,7 +207,38 @@ def pairs() -> Iterator[BlockCase]:
         yield thread_case(form, body, expected, source, inputs=data, target="sm_100a")
 
 
+def half_comparisons() -> Iterator[BlockCase]:
+    """set with results of 16 bits and in pairs."""
+    rng = np.random.default_rng(77)
+    values = rng.integers(-3, 4, (32, 4)).astype(np.float16)  # a pair of a, a pair of b
+    values[::7, 1] = np.nan
+    data = np.zeros((32, 4), np.uint32)
+    data[:, :2] = values.view(np.uint32)
+    a, b = values[:, :2], values[:, 2:]
+    with np.errstate(invalid="ignore"):
+        less, unequal, nan = a < b, ~(a == b), np.isnan(a) | np.isnan(b)
+    load = "    ld.global.v2.b32 {%r1, %r2}, [%a];\n"
+    chosen = (np.arange(32) < 20)[:, None]
+    for form, found, code in (
+        ("set.lt.f16x2.f16x2", less, 0x3C00), ("set.nan.f16x2.f16x2", nan, 0x3C00),
+        ("set.neu.u32.f16x2", unequal, 0xFFFF), ("set.lt.and.f16x2.f16x2", less & chosen, 0x3C00),
+    ):  # fmt: skip
+        more = ", %p" if ".and." in form else ""
+        body = f"{load}    setp.lt.u32 %p, %thread, 20;\n    {form} %r3, %r1, %r2{more};\n"
+        expected = np.zeros((32, 4), np.uint32)
+        expected[:, 0] = (found * code).astype(np.uint16).view(np.uint32).ravel()
+        yield thread_case(form, f"{body}    st.global.b32 [%b], %r3;\n", expected,
+                          "PTX ISA 9.7.7.1", inputs=data)  # fmt: skip
+    for form, code in (("set.lt.f16.f16", 0x3C00), ("set.lt.u16.f16", 0xFFFF)):
+        body = f"{load}    mov.b32 {{%h, _}}, %r1;\n    mov.b32 {{%mask, _}}, %r2;\n"
+        body += f"    {form} %h, %h, %mask;\n    cvt.u32.u16 %r3, %h;\n"
+        expected = np.zeros((32, 4), np.uint32)
+        expected[:, 0] = less[:, 0] * code
+        yield thread_case(form, f"{body}    st.global.b32 [%b], %r3;\n", expected,
+                          "PTX ISA 9.7.7.1", inputs=data)  # fmt: skip
+
+
 def every_case() -> Iterator[BlockCase]:
     """Yield all cases of this module."""
-    for cases in (loads, stores, reductions, hints, pairs):
+    for cases in (loads, stores, reductions, hints, pairs, half_comparisons):
         yield from cases()

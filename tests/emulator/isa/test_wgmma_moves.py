@@ -57,3 +57,20 @@ def test_constant_behind_the_fence_is_left_to_ptxas_in_kernels_of_cute(write, is
         return
     with pytest.raises(RaceError, match=r"written after the last wgmma\.fence"):
         module.launch("kernel_cutlass_k", 1, 128, 1, args, BAR_AT + 64)
+
+
+SPLIT = ".reg .b16 %lo, %hi; mov.b32 {%lo, %hi}, %d3;"
+
+
+def test_halves_unpacked_before_the_wait_hold_the_result_after_it():
+    run(between=SPLIT, after="mov.b32 %d3, 0; mov.b32 %d3, {%lo, %hi};")
+
+
+def test_half_read_before_the_wait_is_a_race():
+    with pytest.raises(RaceError, match=r"no wgmma\.wait_group has waited for"):
+        run(between=f"{SPLIT} add.u16 %lo, %lo, 0;")
+
+
+def test_stale_half_of_a_chain_that_is_read_is_a_race():
+    with pytest.raises(RaceError, match=r"copied from an accumulator in flight"):
+        run(times=2, commit=f"{SPLIT} {AGAIN}", after="add.u16 %lo, %lo, 0;")

@@ -71,3 +71,21 @@ def test_vector_of_one_register_is_the_register() -> None:
     ld.param.u64 %p, [out]; ld.global.b8 { %h }, [ %p + 3 ]; st.global.b8 [ %p + 0 ], { %h };"""
     emulator.load_ptx(kernel(".param .u64 out", body)).launch("k", 1, 1, args=[out])
     assert out.tolist() == [3, 1, 2, 3]
+
+
+def test_register_and_a_family_of_the_same_name_are_different_registers() -> None:
+    # as Triton's conversion from fp8 declares them
+    out = np.zeros(3, np.uint32)
+    body = """.reg .b64 %p; .reg .b32 a; .reg .b32 a<2>; ld.param.u64 %p, [out];
+    mov.b32 a, 7; mov.b32 a0, 8; mov.b32 a1, 9;
+    st.global.b32 [%p], a; st.global.b32 [%p+4], a0; st.global.b32 [%p+8], a1;"""
+    module = emulator.load_ptx(kernel(".param .u64 out", body))
+    module.launch("k", 1, 1, args=[out])
+    assert out.tolist() == [7, 8, 9]
+
+
+@pytest.mark.parametrize("twice", [".reg .b32 a; .reg .f32 a;", ".reg .b32 a<2>; .reg .f32 a<3>;"])
+def test_register_declared_twice_is_an_error_with_its_line(twice: str) -> None:
+    with pytest.raises(emulator.PtxError, match="declared twice") as info:
+        emulator.load_ptx(kernel("", twice))
+    assert info.value.line == 6

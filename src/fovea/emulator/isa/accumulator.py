@@ -22,7 +22,13 @@ import numpy as np
 from fovea.emulator.async_engine import Operation
 from fovea.emulator.isa.instruction import Array, Instruction
 from fovea.emulator.layout import fragment
-from fovea.emulator.machine.warp import InFlight, PackedInFlight, Unreadable, pack_lanes
+from fovea.emulator.machine.warp import (
+    InFlight,
+    PackedInFlight,
+    SplitInFlight,
+    Unreadable,
+    pack_lanes,
+)
 from fovea.emulator.races import Clock
 
 WARPS = 4
@@ -231,7 +237,16 @@ def _value_of(value: Any, accumulator: Accumulator, rows: Sequence[Array]) -> Ar
         return _unpacked(value, accumulator, rows)
     if isinstance(value, AccumulatorPart) and value.accumulator is accumulator:
         return rows[value.key]
+    if _is_split_of(value, accumulator):
+        return value.part_of(rows[value.whole.key])
     return None
+
+
+def _is_split_of(value: Any, accumulator: Accumulator) -> bool:
+    """Return whether a register holds a part of a register of the accumulator."""
+    if value.__class__ is not SplitInFlight or value.whole.__class__ is not AccumulatorPart:
+        return False
+    return value.whole.accumulator is accumulator
 
 
 def _unpacked(
@@ -262,6 +277,8 @@ def spoil_copies(
         if value.__class__ is AccumulatorPart and value.accumulator is accumulator:
             if slot not in own:
                 registers[slot] = spoilt
+        elif _is_split_of(value, accumulator):
+            registers[slot] = spoilt
         elif value.__class__ is PackedInFlight:
             for position, part in enumerate(value.parts):
                 if part.__class__ is AccumulatorPart and part.accumulator is accumulator:

@@ -19,7 +19,7 @@ from fovea.emulator.machine.memory import (
     WINDOW_SHIFT,
 )
 from fovea.emulator.machine.registers import registers_of
-from fovea.emulator.machine.warp import InFlight, PackedInFlight, pack_lanes
+from fovea.emulator.machine.warp import InFlight, PackedInFlight, SplitInFlight, pack_lanes
 from fovea.emulator.ptx import syntax
 from fovea.emulator.ptx.types import size_bytes
 
@@ -96,6 +96,8 @@ def _unpack(ins: Instruction, destination: syntax.Vector, ptx_type: str) -> Inli
 def _split(value: Any, dtype: np.dtype, count: int) -> Any:
     if value.__class__ is PackedInFlight and len(value.parts) == count:
         return value.parts
+    if isinstance(value, InFlight):
+        return [SplitInFlight(value, dtype, count, position) for position in range(count)]
     return np.ascontiguousarray(value.view(dtype).reshape(-1, count).T)
 
 

@@ -124,6 +124,48 @@ def set_(ins: Instruction) -> Inline:
     return ins.assign("d", f"{name}({expression})", "s32")
 
 
+_ONE = {"f16": 0x3C00, "bf16": 0x3F80}  # 1.0
+_SCALARS = f"{_INTEGER_TYPES} f32 f64 f16 bf16"
+
+
+@instruction("set.CmpOp{.ftz}.dtype.stype d, a, b",
+             "set.CmpOp.BoolOp{.ftz}.dtype.stype d, a, b, c",
+             source="PTX ISA 9.7.7.1", evidence="manual-only", CmpOp=_FLOAT,
+             BoolOp="and or xor", dtype="f16 bf16 u16 s16", stype=_SCALARS)  # fmt: skip
+def set_half(ins: Instruction) -> Inline:
+    """d = 1.0 (or all ones) in 16 bits where (a cmp b) op c, else 0."""
+    stype, code = ins["stype"], _ONE.get(ins["dtype"], 0xFFFF)
+    if stype[0] in "bus" and stype != "bf16" and ins["CmpOp"] not in _INTEGER.split():
+        raise ins.error(f".{ins['CmpOp']} compares floats, not .{stype}")
+    expression = _comparison(ins, stype)
+    if ins["BoolOp"]:
+        expression = f"({expression}) {_BOOLEAN[ins['BoolOp']]} {ins.src('c', 'pred')}"
+    name = ins.program.bind_function(lambda v: v.astype(np.uint16) * np.uint16(code), "f")
+    return ins.assign("d", f"{name}({expression})", "b16")
+
+
+@instruction("set.CmpOp{.ftz}.dtype.stype d, a, b",
+             "set.CmpOp.BoolOp{.ftz}.dtype.stype d, a, b, c",
+             source="PTX ISA 9.7.7.1", evidence="manual-only", CmpOp=_FLOAT,
+             BoolOp="and or xor", dtype="f16x2 bf16x2 u32 s32", stype="f16x2 bf16x2")  # fmt: skip
+def set_packed(ins: Instruction) -> Inline:
+    """Both halves of d = 1.0 (or all ones) where (a cmp b) op c, else 0."""
+    convert = half_to_f32[ins["stype"][:-2]]
+    compare, code = float_compare(ins["CmpOp"]), _ONE.get(ins["dtype"][:-2], 0xFFFF)
+    combine = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}.get(ins["BoolOp"])
+
+    def function(a: Array, b: Array, c: Array | None = None) -> Array:
+        found = compare(convert(a.view(np.uint16)), convert(b.view(np.uint16)))
+        if c is not None and combine is not None:
+            found = combine(found, np.repeat(c, 2))
+        return (found.astype(np.uint16) * np.uint16(code)).view(np.uint32)
+
+    sources = [ins.src("a", "b32"), ins.src("b", "b32")]
+    sources += [ins.src("c", "pred")] if ins["BoolOp"] else []
+    name = ins.program.bind_function(function, "f")
+    return ins.assign("d", f"{name}({', '.join(sources)})", "b32")
+
+
 _SELECT_TYPES = "b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64"
 
 

@@ -111,6 +111,27 @@ class PackedInFlight(Unreadable):
         return pack_lanes(self.whole, [part.view(f"u{size}") for part in self.parts])
 
 
+class SplitInFlight(Unreadable):
+    """A part of a register in flight, which `mov` has unpacked before the wait."""
+
+    __slots__ = ("count", "dtype", "position", "whole")
+
+    def __init__(self, whole: InFlight, dtype: np.dtype, count: int, position: int):
+        self.whole = whole
+        self.dtype = dtype
+        self.count = count
+        self.position = position
+
+    def describe(self) -> str:
+        return self.whole.describe()
+
+    def part_of(self, value: Array) -> Array:
+        """Return the part, from the value that the whole register has got."""
+        return np.ascontiguousarray(
+            value.view(self.dtype).reshape(-1, self.count)[:, self.position]
+        )
+
+
 def pack_lanes(whole: np.dtype, parts: list[Array]) -> Array:
     """Return 32 lanes of a wide type from lanes of its parts, lowest first."""
     packed = np.empty((LANES, len(parts)), parts[0].dtype)
@@ -274,6 +295,9 @@ class Warp:
                 result = value.operation.results[value.key]
             elif value.__class__ is PackedInFlight:
                 result = value.resolve(done)
+            elif value.__class__ is SplitInFlight and value.whole.operation in done:
+                whole: Array = value.whole.operation.results[value.whole.key]
+                result = value.part_of(whole)
             else:
                 continue
             dtype = self.slot_dtypes[index]

@@ -31,10 +31,11 @@ class Scope:
         self, name: str, ptx_type: str, count: int | None, line: int, lanes: int = 1
     ) -> None:
         """Declare a register, or the family `name0 .. name<count-1>`; `lanes` > 1 are vectors."""
-        if name in self.registers or name in self.families:
+        # `a` and the family `a<2>`, which is a0 and a1, may stand side by side
+        if name in (self.registers if count is None else self.families):
             raise PtxError(f"register {name} is declared twice in one scope", line)
         if lanes > 1:
-            self.lanes[name] = lanes
+            self.lanes[name if count is None else f"{name}<"] = lanes
         if count is None:
             self.registers[name] = ptx_type
         else:
@@ -67,7 +68,7 @@ class Scope:
             if found is None and numbered is not None:
                 family = scope.families.get(numbered[1])
                 if family is not None and int(numbered[2]) < family[1]:
-                    found, declared = family[0], numbered[1]
+                    found, declared = family[0], f"{numbered[1]}<"
             if found is not None:
                 register = Register(name, f"{scope.number}:{name}", found)
                 return register, scope.lanes.get(declared, 1)
