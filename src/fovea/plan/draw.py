@@ -4,10 +4,10 @@ Lives here: the drawing, from a plan alone. Not here: what a plan holds (`sm100.
 that show it (`docs/tables.py`). Invariant: nothing is drawn that the plan does not say.
 """
 
-from fovea.plan.sm100 import ForwardPlan
+from fovea.plan.sm100 import QUERY_WARPS, ForwardPlan
 from fovea.plan.tensor_memory import TENSOR_COLUMNS
 
-_RING_ROLES = {"work": ("mma", "softmax", "epilogue")}  # who takes from a ring, else the MMA warp
+_READERS = ("softmax", "epilogue")  # of announcements, beside the warps that issue something
 
 
 def role_graph(plan: ForwardPlan) -> str:
@@ -16,14 +16,19 @@ def role_graph(plan: ForwardPlan) -> str:
     threads = {
         role.name: f"{role.threads} threads, {role.registers} registers" for role in plan.roles
     }
-    for role in ("softmax", "epilogue"):
+    for role in _READERS:
         lines.append(f'    {role}["{role}<br>{threads[role]}"]')
-    for warp in ("load", "mma"):
-        lines.append(f'    {warp}["{warp}<br>a warp, {plan.roles[-1].registers} registers"]')
+    issuers = {"load": "a warp", "mma": "a warp"}
+    if plan.packs_heads:
+        issuers["queries"] = f"{QUERY_WARPS} warps"
+    for role, warps in issuers.items():
+        lines.append(f'    {role}["{role}<br>{warps}, {plan.roles[-1].registers} registers"]')
     for edge in plan.edges:
         size = f", {edge.stage_bytes // 1024} KiB" if edge.stage_bytes else ""
-        for taker in _RING_ROLES.get(edge.name, ("mma",)):
-            lines.append(f'    load -->|"{edge.name}: ring of {edge.stages}{size}"| {taker}')
+        giver = "queries" if edge.name == "q" and plan.packs_heads else "load"
+        takers = ("mma",) if edge.name != "work" else tuple(issuers)[1:] + _READERS
+        for taker in takers:
+            lines.append(f'    {giver} -->|"{edge.name}: ring of {edge.stages}{size}"| {taker}')
     for signal in plan.signals:
         told = f"{signal.name}: {signal.stages} barriers of {signal.arrivals}"
         lines.append(f'    {signal.producer} -->|"{told}"| {signal.consumer}')

@@ -15,19 +15,21 @@ class Edge:
     """A ring of stages filled by TMA and emptied by consumer warps.
 
     The producer is one thread: it arrives once per stage with the byte count, and the copy engine
-    completes the bytes. Each consumer warp arrives once when its last read is done.
+    completes the bytes. Where warps fill a stage themselves, `producer_warps` arrive, each once.
+    Each consumer warp arrives once when its last read is done.
     """
 
     name: str
     stages: int
     consumer_warps: int
     stage_bytes: int
+    producer_warps: int = 1
     ctas: int = 1  # of a cluster whose stages are filled together, and freed by all
 
     @property
     def full_arrivals(self) -> int:
-        """Arrivals that complete `<name>_full`: the producer's single expect-tx arrival."""
-        return 1
+        """Arrivals that complete `<name>_full`: the single expect-tx arrival, or the warps'."""
+        return self.producer_warps
 
     @property
     def empty_arrivals(self) -> int:

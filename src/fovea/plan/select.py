@@ -71,6 +71,7 @@ def forward_plan(problem: AttentionProblem, arch: Arch) -> ForwardPlan:
         features,
         arch="sm100" if arch.name == "sm100" else "sm103",
         splits_keys=_splits_keys(problem),
+        packs_heads=_packs_heads_on_blackwell(problem, features),
         is_pair=_is_pair(problem, features),
     )
 
@@ -81,6 +82,12 @@ def _splits_keys(problem: AttentionProblem) -> bool:
     if lists is not None:
         return lists.block_q % sm100.TILE_M != 0
     return problem.seqlen_q <= FEW_QUERIES
+
+
+def _packs_heads_on_blackwell(problem: AttentionProblem, features: ForwardFeatures) -> bool:
+    """Return whether a call gets a Blackwell plan for few queries."""
+    is_small = problem.seqlen_q * problem.group_size < _MAX_SEQLEN
+    return problem.seqlen_q <= FEW_QUERIES and is_small and not features.block_lists
 
 
 def _is_pair(problem: AttentionProblem, features: ForwardFeatures) -> bool:
@@ -114,7 +121,7 @@ def num_splits(problem: AttentionProblem, plan: ForwardPlan, num_sms: int) -> in
 
     A function of shapes and of the machine alone: nothing is read from a device.
     """
-    if not (isinstance(plan, sm90.ForwardPlan) and plan.packs_heads):
+    if not plan.packs_heads:
         return 1
     problem = as_kernel_call(problem)
     tiles_per_head = -(-problem.seqlen_q * problem.group_size // plan.tile_m)

@@ -5,9 +5,10 @@ Lives here: `ForwardPlan`. Not here: tile shapes (`plan/sm100_tiles.py`), which 
 every size, column and arrival count from it.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from fovea.plan.combine import CombinePlan
 from fovea.plan.features import ForwardFeatures
 from fovea.plan.pipeline import BARRIER_BYTES, Edge
 from fovea.plan.roles import WARP_SIZE, Role, check_roles
@@ -36,7 +37,8 @@ _REGISTERS_OF_SHARED_ROWS = {"softmax": 184, "epilogue": 96, "issue": 48}
 # Columns of 32 whose exponentials go to the FMA pipe: on sm_100a the exponential unit takes as long
 # as the products at head_dim 128 (16 results a clock and SM); sm_103a's is twice as fast.
 SOFTWARE_COLUMNS = {"sm100": 4, "sm103": 0}
-LOAD_WARP, MMA_WARP = 0, 1  # of the issue role's warps; two are idle
+LOAD_WARP, MMA_WARP = 0, 1  # of the issue role's warps
+FIRST_QUERY_WARP, QUERY_WARPS = 2, 2  # the others: idle, or loading Q where heads are packed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,10 @@ class ForwardPlan:
 
     In a pair of CTAs (`cluster`) a stream has 256 rows, 128 in each CTA, and each CTA holds half of
     every K and V tile, of which the tensor cores of both read. The first one issues the products.
+
+    With `packs_heads`, for few queries, the rows of a tile are (query, head of a group) pairs and
+    the keys of a tile may be cut into parts, as many as each launch says, which `combine` merges.
+    Two warps load those rows, and each epilogue thread writes its own.
     """
 
     dtype: Literal["bfloat16", "float16"]
@@ -87,6 +93,7 @@ class ForwardPlan:
     cluster: int = 1  # CTAs that multiply together: 2 make a product of 256 rows
     splits_keys: bool = False
     splits_columns: bool = False
+    packs_heads: bool = False
     features: ForwardFeatures = field(default_factory=ForwardFeatures)
 
     def __post_init__(self) -> None:
@@ -104,6 +111,10 @@ class ForwardPlan:
             # Its half of V is whole blocks of 64 columns. Block lists belong to 128 rows.
             assert self.head_dim_v % 128 == 0 and not self.features.block_lists
             assert self.splits_columns or not self.splits_keys
+        # A block list belongs to one head; packed rows take no box of the copy engine.
+        if self.packs_heads:
+            assert self.splits_keys and self.cluster == 1 and not self.stages_o
+            assert not self.features.block_lists
         assert self.software_columns % 2 == 0 and self.software_columns <= CHUNK_COLUMNS
         assert self.shared_bytes <= SHARED_BYTES_PER_CTA, self.shared_bytes
         check_roles(self.roles)
@@ -173,7 +184,8 @@ class ForwardPlan:
         """Q, a stage a stream (or, if they share it, a query tile); its last product frees it."""
         # Where rows have more numbers that warps tell each other, shared memory is short.
         stages = 1 if self.joins_maxima or self.splits_columns else STREAMS
-        return self._tma_edge("q", stages, STREAM_ROWS * self.head_dim)
+        edge = self._tma_edge("q", stages, STREAM_ROWS * self.head_dim)
+        return replace(edge, producer_warps=QUERY_WARPS) if self.packs_heads else edge
 
     @property
     def k_edge(self) -> Edge:
@@ -202,7 +214,7 @@ class ForwardPlan:
         return Edge(
             name="work",
             stages=WORK_STAGES,
-            consumer_warps=(STREAMS + 1) * WARPS_PER_WARPGROUP + 1,
+            consumer_warps=(STREAMS + 1) * WARPS_PER_WARPGROUP + 1 + QUERY_WARPS * self.packs_heads,
             stage_bytes=0,
         )
 
@@ -303,8 +315,12 @@ class ForwardPlan:
 
     @property
     def joins_maxima(self) -> bool:
-        """True where a row's maximum is the larger one of two streams."""
-        return self.splits_keys and not self.splits_columns and self.features.max_score
+        """True where the epilogue writes a row's maximum: the larger one of two streams, or a part.
+
+        Elsewhere a softmax thread knows it alone.
+        """
+        has_parts = self.packs_heads or not self.splits_columns
+        return self.splits_keys and has_parts and self.features.max_score
 
     @property
     def statistics(self) -> int:
@@ -346,17 +362,19 @@ class ForwardPlan:
     @property
     def is_optimistic(self) -> bool:
         """True where a row keeps its first maximum as its reference; see `sm90.ForwardPlan`."""
-        return self.dtype == "bfloat16" and not self.features.max_score
+        return self.dtype == "bfloat16" and not (self.features.max_score or self.packs_heads)
 
     @property
-    def packs_heads(self) -> bool:
-        """True where rows are (query, head of a group) pairs: not on this architecture yet."""
-        return False
-
-    @property
-    def combine(self) -> None:
-        """The plan of a merge of parts of the keys: without parts there is none."""
-        return
+    def combine(self) -> CombinePlan | None:
+        """The plan of the kernel that merges parts of the keys; None where there are none."""
+        if not self.packs_heads:
+            return None
+        return CombinePlan(
+            dtype=self.dtype,
+            head_dim_v=self.head_dim_v,
+            sink=self.features.sink,
+            max_score=self.features.max_score,
+        )
 
     @property
     def passes_uses(self) -> bool:
@@ -364,10 +382,18 @@ class ForwardPlan:
         return False
 
     @property
-    def is_dynamic(self) -> bool:
-        """True where CTAs draw query tiles from a counter, since tiles differ in work."""
+    def is_banded(self) -> bool:
+        """True where tiles beside a query tile's first may hold hidden positions."""
         features = self.features
         return features.limit_left or features.limit_right or features.block_lists
+
+    @property
+    def is_dynamic(self) -> bool:
+        """True where CTAs draw query tiles from a counter, since tiles differ in work.
+
+        Few queries see about the same keys, and a counter would have to be zeroed before.
+        """
+        return self.is_banded and not self.packs_heads
 
     @property
     def name(self) -> str:
@@ -377,6 +403,7 @@ class ForwardPlan:
             f"fovea_sm100_forward_{kind}_d{self.head_dim}x{self.head_dim_v}"
             f"_m{self.tile_m}n{self.tile_n}e{self.software_columns}"
             f"{'_pair' if self.cluster > 1 else ''}"
+            f"{'_packed' if self.packs_heads else ''}"
         )
 
     def key_text(self) -> str:
@@ -387,7 +414,7 @@ class ForwardPlan:
             f"parts {self.k_parts} {self.v_parts} {self.p_parts} stages_o {self.stages_o} "
             f"software_columns {self.software_columns} "
             f"splits_keys {self.splits_keys} splits_columns {self.splits_columns} "
-            f"cluster {self.cluster}\n"
+            f"cluster {self.cluster} packs_heads {self.packs_heads}\n"
             f"{self.features.key_text()}"
         )
 
@@ -399,18 +426,24 @@ def make_forward_plan(
     *,
     arch: Literal["sm100", "sm103"],
     splits_keys: bool = False,
+    packs_heads: bool = False,
     is_pair: bool = False,
 ) -> ForwardPlan:
     """Return the plan of a variant; `head_dims` are (head_dim, head_dim_v), already rounded up."""
     cluster = 2 if is_pair else 1
-    joins_maxima = splits_keys and features.max_score
-    shape = forward_tile(head_dims, joins_maxima=joins_maxima, cluster=cluster)
+    shape = forward_tile(
+        head_dims,
+        joins_maxima=splits_keys and features.max_score,
+        packs_heads=packs_heads,
+        cluster=cluster,
+    )
     return ForwardPlan(
         dtype=dtype,
         head_dim=head_dims[0],
         head_dim_v=head_dims[1],
         software_columns=software_columns(head_dims, SOFTWARE_COLUMNS[arch]),
         splits_keys=splits_keys or shape.splits_columns,
+        packs_heads=packs_heads,
         cluster=cluster,
         features=features,
         **shape._asdict(),

@@ -15,8 +15,9 @@ ELEMENT_BYTES = 2
 CHUNK_COLUMNS = 32  # columns of S that a thread holds at a time
 TILE_HEAD_DIMS = (64, 128, 192, 256)  # columns of tiles that there are
 
-_CONTROL_BYTES = 3 * 1024  # barriers, announcements, row statistics
-_MORE_CONTROL_BYTES = 4 * 1024  # where rows have more numbers that warps tell each other
+_CONTROL_BYTES = 3 * 1024  # barriers, announcements, sums and references of rows
+_MAXIMA_BYTES = 1024  # of rows, for the epilogue
+_EXCHANGE_BYTES = 2 * 1024  # of maxima, between two threads that share a row
 _PART_BYTES = 16 * 1024  # of a K or V tile that comes in parts: at most
 _PART_COLUMNS = 64  # of head_dim, the swizzle's 128 bytes
 # Products of a tile of 128 x 128, clocks by head_dim + head_dim_v (8192 operations a clock), above
@@ -38,11 +39,16 @@ class TileShape(NamedTuple):
 
 
 def forward_tile(
-    head_dims: tuple[int, int], *, joins_maxima: bool = False, cluster: int = 1
+    head_dims: tuple[int, int],
+    *,
+    joins_maxima: bool = False,
+    packs_heads: bool = False,
+    cluster: int = 1,
 ) -> TileShape:
     """Return the tile shape of (head_dim, head_dim_v) already rounded up.
 
-    In a cluster of two CTAs each holds half of every K and V tile.
+    In a cluster of two CTAs each holds half of every K and V tile. Packed rows of O lie anywhere,
+    so that threads write them.
 
     Tensor memory has 512 columns for S and O of both streams. Up to 128 columns of V two S of 128
     columns fit beside two O, up to 192 two of 64; from there on, and where two Q tiles would leave
@@ -52,10 +58,10 @@ def forward_tile(
     splits_columns = max(head_dims) > 192
     tile_n = 128 if head_dim_v <= 128 or splits_columns else 64
     q_stages = 1 if splits_columns or joins_maxima else STREAMS
-    control = _MORE_CONTROL_BYTES if splits_columns or joins_maxima else _CONTROL_BYTES
+    control = _CONTROL_BYTES + _MAXIMA_BYTES * joins_maxima + _EXCHANGE_BYTES * splits_columns
     room = SHARED_BYTES_PER_CTA - control - q_stages * STREAM_ROWS * head_dim * ELEMENT_BYTES
     # O goes straight to global memory where its tile would take a stage of K or V.
-    stages_o = max(head_dims) <= 128
+    stages_o = max(head_dims) <= 128 and not packs_heads
     room -= STREAM_ROWS * head_dim_v * ELEMENT_BYTES * stages_o
     return TileShape(
         tile_n,

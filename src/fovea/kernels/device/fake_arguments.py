@@ -117,3 +117,18 @@ def _scalar(kind: str, features: ForwardFeatures) -> Any:
     if kind == "f64":
         return cutlass.Float32(1.0)
     return cutlass.Int64(1) if features.wide_integers else cutlass.Int32(1)
+
+
+def partials() -> tuple[Any, ...]:
+    """Return where the parts of packed plans are left, and their number.
+
+    Shapes of their own: a launch with one part leaves nothing, and passes something small.
+    """
+    out = tuple(cute.sym_int32() for _ in range(5))
+    rows = tuple(cute.sym_int32() for _ in range(5))
+    out_strides = (*(cute.sym_int64(divisibility=8) for _ in out[:-1]), 1)
+    return (
+        make_fake_tensor(cutlass.Float32, out, out_strides, assumed_align=ALIGNMENT_BYTES),
+        aligned(cutlass.Float32, rows, 4),
+        cutlass.Int32(1),
+    )

@@ -16,7 +16,15 @@ from fovea.kernels.device.masking import Band
 from fovea.kernels.device.pipeline import Ring
 from fovea.kernels.device.scheduler import TileOrder
 from fovea.kernels.device.work import WorkRing
+from fovea.kernels.portable.combine import Partials
 from fovea.kernels.sm100.signals import Signals
+
+
+class Packing(NamedTuple):
+    """What packed plans need beside: Q as the caller passed it, and where parts are left."""
+
+    mQ: cute.Tensor
+    partials: Partials
 
 
 class Problem(NamedTuple):
@@ -27,13 +35,17 @@ class Problem(NamedTuple):
     group_size: cutlass.Int32
     block_lists: BlockListTensors | None
     counter: cute.Tensor | None  # (1,), 0 at launch: tiles drawn beyond each CTA's first
+    packing: Packing | None
 
 
 class TmaLoads(NamedTuple):
-    """TMA atoms and coordinate tensors: Q and K (seqlen, head_dim, head, batch), V transposed."""
+    """TMA atoms and coordinate tensors: Q and K (seqlen, head_dim, head, batch), V transposed.
 
-    atom_q: cute.CopyAtom
-    mQ: cute.Tensor
+    Packed rows of Q take another way.
+    """
+
+    atom_q: cute.CopyAtom | None
+    mQ: cute.Tensor | None
     atom_k: cute.CopyAtom
     mK: cute.Tensor
     atom_v: cute.CopyAtom

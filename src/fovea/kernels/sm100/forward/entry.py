@@ -17,6 +17,7 @@ from fovea.kernels.device.fake_arguments import (
     captures,
     mod_scalars,
     operand,
+    partials,
 )
 from fovea.kernels.sm100.forward.kernel import ForwardKernel
 from fovea.kernels.sm100.umma import element_type
@@ -27,6 +28,10 @@ def build(plan: ForwardPlan) -> tuple[Any, list[Any]]:
     """Return the host function of a plan and its fake arguments."""
     kernel = ForwardKernel(plan)
     kernel.kernel.set_name_prefix(plan.name, remove_cutlass_symbol=True, keep_mangled_name=False)
+    if kernel.merge is not None:
+        kernel.merge.kernel.set_name_prefix(
+            kernel.merge.plan.name, remove_cutlass_symbol=True, keep_mangled_name=False
+        )
     return kernel, _arguments(plan)
 
 
@@ -44,7 +49,7 @@ def _arguments(plan: ForwardPlan) -> list[Any]:
         aligned(cutlass.Float32, rows, 4),
         aligned(cutlass.Float32, rows, 4) if features.max_score else None,
         aligned(cutlass.Float32, (heads_q,), 4) if features.sink else None,
-        None,  # parts of the keys
+        partials() if plan.packs_heads else None,
         aligned(cutlass.Int32, (1,), 4) if plan.is_dynamic else None,
         block_lists(features),
         None,  # packed sequences, which this kernel does not take

@@ -10,15 +10,23 @@ moving reference would have had, up to rounding, and others are redone.
 import cutlass
 import cutlass.cute as cute
 
-from fovea.kernels.device.kv_walk import Walk
 from fovea.kernels.device.pipeline import stage_of
+from fovea.kernels.device.scheduler import split_of
 from fovea.kernels.device.softmax import finite_reference
 from fovea.kernels.device.values import is_in_all_lanes, select
 from fovea.kernels.device.work import STOP, Work, demand_redo, receive, release_work
 from fovea.kernels.sm100 import tmem
 from fovea.kernels.sm100.forward.arguments import Outputs, Problem, SharedTiles
-from fovea.kernels.sm100.forward.output import Part, Row, write_rows, write_tile
-from fovea.kernels.sm100.forward.streams import rows_of
+from fovea.kernels.sm100.forward.output import (
+    Part,
+    Row,
+    Sums,
+    write_part,
+    write_rows,
+    write_tile,
+)
+from fovea.kernels.sm100.forward.rows import larger
+from fovea.kernels.sm100.forward.streams import row_of, rows_of
 from fovea.kernels.sm100.signals import tell, wait
 from fovea.plan.numerics import LN_2, LOG2_E, OPTIMISTIC_SUM_LIMIT
 from fovea.plan.roles import WARPGROUP_THREADS
@@ -130,19 +138,27 @@ def _rows(
     tile = rows_of(plan, shared.rank, stream)
     slot = stage_of(use, plan.work_edge)
     flag_slot = select(work.is_redo == 0, slot, work.is_redo - 1)
-    lse, total, weighed = _weigh(plan, outputs, walk, parts)
+    in_head = walk.m_idx * plan.tile_m + tile * STREAM_ROWS + thread
+    place = row_of(plan, in_head, walk, problem.group_size)
     row = Row(
         walk=walk,
-        q_idx=walk.m_idx * plan.tile_m + tile * STREAM_ROWS + thread,
+        q_idx=place.q_idx,
+        head=place.head,
         thread=thread,
         warp=warp,
         tile=tile,
         flags=flag_slot * plan.flag_words + stream * WARPS_PER_WARPGROUP + warp,
-        lse=lse,
-        total=total,
-        parts=weighed,
+        sums=_weigh(plan, outputs, place.head, parts),
     )
-    if cutlass.const_expr(plan.is_optimistic):
+    if cutlass.const_expr(plan.packs_heads):
+        partials = problem.packing.partials
+        if partials.num_splits == 1:
+            write_tile(plan, outputs, shared, row)
+        else:
+            split = split_of(work.tile_number, problem.order)
+            row = row._replace(sums=_weigh(plan, outputs, place.head, parts, is_part=True))
+            write_part(plan, partials, shared, row, split, problem.band.seqlen_q)
+    elif cutlass.const_expr(plan.is_optimistic):
         if work.is_redo == 0:
             doubt = write_tile(plan, outputs, shared, row)
             _judge(plan, problem, shared, row, doubt, slot)
@@ -152,20 +168,24 @@ def _rows(
         write_tile(plan, outputs, shared, row)
 
 
-def _weigh(plan, outputs: Outputs, walk: Walk, parts: tuple) -> tuple:
-    """Return lse, the sum of the parts' sums, and the parts with their weights.
+def _weigh(
+    plan, outputs: Outputs, head: cutlass.Int32, parts: tuple, *, is_part: bool = False
+) -> Sums:
+    """Return what the parts of a row come to, each with its weight.
 
     Several parts, and a sink, meet at the largest of their references, or a power could overflow.
+    With `is_part` more keys are elsewhere: the sink is left out, and O stays as large as its sum.
     """
+    has_sink = plan.features.sink and not is_part
     minus_inf, zero = cutlass.Float32(-cutlass.Float32.inf), cutlass.Float32(0.0)
     is_dead = parts[0].is_dead
     for part in parts[1:]:
         is_dead = is_dead & part.is_dead
     joined = parts[0].reference
     sink_log2 = None
-    if plan.features.sink:
-        sink_log2 = outputs.mSink[walk.head].to(cutlass.Float32) * LOG2_E
-    if plan.features.sink or len(parts) > 1:
+    if has_sink:
+        sink_log2 = outputs.mSink[head].to(cutlass.Float32) * LOG2_E
+    if has_sink or len(parts) > 1:
         joined = minus_inf if sink_log2 is None else sink_log2
         for part in parts:
             # A reference of NaN passes the maximum by; its own power brings it back.
@@ -176,7 +196,7 @@ def _weigh(plan, outputs: Outputs, walk: Walk, parts: tuple) -> tuple:
     powers = []
     for part in parts:
         power = cutlass.Float32(1.0)
-        if plan.features.sink or len(parts) > 1:
+        if has_sink or len(parts) > 1:
             power = cute.math.exp2(part.reference - joined, fastmath=True)
             power = select(part.is_dead, zero, power)
         powers.append(power)
@@ -189,10 +209,15 @@ def _weigh(plan, outputs: Outputs, walk: Walk, parts: tuple) -> tuple:
     if sink_log2 is None:
         lse = select(is_dead, minus_inf, lse)
     weighed = tuple(
-        part._replace(weight=select(part.is_dead, zero, power * inverse))
+        part._replace(weight=select(part.is_dead, zero, power if is_part else power * inverse))
         for part, power in zip(parts, powers, strict=True)
     )
-    return lse, total, weighed
+    row_max = None
+    if plan.joins_maxima:
+        row_max = parts[0].row_max
+        for part in parts[1:]:
+            row_max = larger(row_max, part.row_max)
+    return Sums(joined, row_sum, lse, total, row_max, weighed)
 
 
 @cute.jit
@@ -208,7 +233,7 @@ def _judge(
 
     Its reference is one of its own scores, so its largest term is not small: it can only overflow.
     """
-    fits = row.total + doubt < OPTIMISTIC_SUM_LIMIT  # false for NaN
+    fits = row.sums.total + doubt < OPTIMISTIC_SUM_LIMIT  # false for NaN
     # Rows past the end are never stored, so whatever became of them is right.
     is_bad = (fits ^ cutlass.Boolean(True)) & (row.q_idx < problem.band.seqlen_q)
     bits = cute.arch.vote_ballot_sync(is_bad)

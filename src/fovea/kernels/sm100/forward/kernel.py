@@ -1,9 +1,9 @@
 """The Blackwell forward kernel: shared and tensor memory, barriers and roles, all from the plan.
 
 Lives here: the host entry, the kernel and nothing that computes. Not here: the roles (`load.py`,
-`mma.py`, `softmax.py`, `epilogue.py`) and the plan (`plan/sm100.py`). Source: the pipeline is
-FlashAttention-4's (arXiv 2603.05451): two query tiles in ping-pong, S, P and O in tensor memory, a
-thread a row; what differs is written in docs/internals/blackwell_forward.md.
+`queries.py`, `mma.py`, `softmax.py`, `epilogue.py`) and the plan (`plan/sm100.py`). Source: the
+pipeline is FlashAttention-4's (arXiv 2603.05451): two query tiles in ping-pong, S, P and O in
+tensor memory, a thread a row; what differs is written in docs/internals/blackwell_forward.md.
 """
 
 from typing import Any, NamedTuple
@@ -21,12 +21,14 @@ from fovea.kernels.device.pipeline import init_ring, make_ring
 from fovea.kernels.device.scheduler import TileOrder, num_tiles
 from fovea.kernels.device.score import Scalars
 from fovea.kernels.device.work import WorkRing, clear, work_words
-from fovea.kernels.sm100.forward import epilogue, load, mma, softmax
-from fovea.kernels.sm100.forward.arguments import Outputs, Problem, SharedTiles, TmaLoads
+from fovea.kernels.portable.combine import CombineKernel, Merged, Partials
+from fovea.kernels.sm100.forward import epilogue, load, mma, queries, softmax
+from fovea.kernels.sm100.forward.arguments import Outputs, Packing, Problem, SharedTiles, TmaLoads
 from fovea.kernels.sm100.signals import Signals, init_signals
 from fovea.kernels.sm100.umma import element_type, row_major_layout, transposed_layout
 from fovea.plan.roles import WARP_SIZE
 from fovea.plan.sm100 import (
+    FIRST_QUERY_WARP,
     LOAD_WARP,
     MMA_WARP,
     TILE_M,
@@ -72,6 +74,7 @@ class ForwardKernel:
 
     def __init__(self, plan: ForwardPlan) -> None:
         self.plan = plan
+        self.merge = None if plan.combine is None else CombineKernel(plan.combine)
 
     @cute.jit
     def __call__(
@@ -83,7 +86,7 @@ class ForwardKernel:
         mLSE: cute.Tensor,
         mMaxScore: cute.Tensor | None,
         mSink: cute.Tensor | None,
-        partials: None,
+        partials: tuple | None,
         counter: cute.Tensor | None,
         lists: tuple | None,
         sequences: tuple | None,
@@ -93,7 +96,10 @@ class ForwardKernel:
         mod_scalars: tuple | None,
         stream: Any,
     ):
-        """Launch the kernel; every shape, stride and number is a run-time value."""
+        """Launch the kernel; every shape, stride and number is a run-time value.
+
+        Behind a launch with several parts of the keys follows their merge.
+        """
         plan = self.plan
         layouts = make_layouts(plan)
         group = tcgen05.CtaGroup.TWO if plan.cluster > 1 else tcgen05.CtaGroup.ONE
@@ -103,9 +109,11 @@ class ForwardKernel:
         k_box = (plan.k_rows, plan.head_dim // plan.k_parts)
         v_box = (plan.v_columns, plan.tile_n // plan.v_parts)
         stage = (None, None, 0)
-        atom_q, tma_q = cpasync.make_tiled_tma_atom(
-            load_op, _modes(mQ, _ROW_MAJOR_MODES), cute.slice_(layouts.q, stage), q_box
-        )
+        atom_q, tma_q = None, None
+        if cutlass.const_expr(not plan.packs_heads):
+            atom_q, tma_q = cpasync.make_tiled_tma_atom(
+                load_op, _modes(mQ, _ROW_MAJOR_MODES), cute.slice_(layouts.q, stage), q_box
+            )
         atom_k, tma_k = cpasync.make_tiled_tma_atom(
             load_op, _modes(mK, _ROW_MAJOR_MODES), cute.slice_(layouts.k, stage), k_box
         )
@@ -120,18 +128,26 @@ class ForwardKernel:
             )
         batch, seqlen_q, heads, _ = mQ.shape
         offset, left, right, section_heads, num_ctas = integers
+        group_size = heads // mK.shape[2]
+        packing, num_splits, heads_a_row = None, None, 1
+        if cutlass.const_expr(plan.packs_heads):
+            packing = Packing(mQ, Partials(*partials))
+            num_splits = packing.partials.num_splits
+            heads, heads_a_row = mK.shape[2], group_size
         order = TileOrder(
-            num_m_tiles=cute.ceil_div(seqlen_q, plan.tile_m),
+            num_m_tiles=cute.ceil_div(seqlen_q * heads_a_row, plan.tile_m),
             heads=heads,
             head_rows=heads * batch,
             section_heads=section_heads,
+            num_splits=num_splits,
         )
         problem = Problem(
             order=order,
             band=Band(offset, left, right, seqlen_q, mK.shape[1]),
-            group_size=heads // mK.shape[2],
+            group_size=group_size,
             block_lists=BlockListTensors(*lists) if plan.features.block_lists else None,
             counter=counter,
+            packing=packing,
         )
         self.kernel(
             problem,
@@ -151,6 +167,9 @@ class ForwardKernel:
             stream=stream,
             min_blocks_per_mp=1,
         )
+        if cutlass.const_expr(plan.packs_heads):
+            if num_splits > 1:
+                self.merge(packing.partials, Merged(mO, mLSE, mMaxScore, mSink), stream)
 
     @cute.kernel
     def kernel(
@@ -169,11 +188,9 @@ class ForwardKernel:
         softmax_role, epilogue_role, issue_role = plan.roles
         first_issue_warp = (softmax_role.threads + epilogue_role.threads) // WARP_SIZE
         if warp_idx == first_issue_warp + LOAD_WARP:
-            cpasync.prefetch_descriptor(tma.atom_q)
-            cpasync.prefetch_descriptor(tma.atom_k)
-            cpasync.prefetch_descriptor(tma.atom_v)
-            if cutlass.const_expr(plan.stages_o):
-                cpasync.prefetch_descriptor(outputs.atom_o)
+            for atom in (tma.atom_q, tma.atom_k, tma.atom_v, outputs.atom_o):
+                if cutlass.const_expr(atom is not None):
+                    cpasync.prefetch_descriptor(atom)
             with cute.arch.elect_one():
                 init_ring(shared.q, plan.q_edge)
                 init_ring(shared.k, plan.k_edge)
@@ -194,6 +211,10 @@ class ForwardKernel:
             cute.arch.sync_threads()
         shared = shared._replace(tensor_memory=cute.make_tensor(address, cute.make_layout(1))[0])
 
+        if cutlass.const_expr(plan.packs_heads):
+            # The merge may come up where a CTA is done. Every CTA of this grid runs by now, or will
+            # without waiting for another to end, so its waiting CTAs keep none of these out.
+            cute.arch.griddepcontrol_launch_dependents()
         if warp_idx < softmax_role.threads // WARP_SIZE:
             cute.arch.setmaxregister_increase(softmax_role.registers)
             softmax.run(plan, problem, scalars, mods, outputs, shared)
@@ -212,6 +233,9 @@ class ForwardKernel:
                         mma.follow(plan, shared)
                 else:
                     mma.run(plan, problem, shared)
+            elif warp_idx >= first_issue_warp + FIRST_QUERY_WARP:
+                if cutlass.const_expr(plan.packs_heads):
+                    queries.run(plan, problem, shared)
         if cutlass.const_expr(is_pair):
             # The other CTA may still multiply into this one's tensor memory, or arrive here.
             sync_cluster()

@@ -12,9 +12,9 @@ import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
 from fovea.kernels.device.cluster import Rank, receive, send
-from fovea.kernels.device.kv_walk import Walk, kv_tile, make_walk, reorder
+from fovea.kernels.device.kv_walk import Share, Walk, kv_tile, make_walk, reorder
 from fovea.kernels.device.pipeline import Ring, expect_bytes, stage_of, wait_empty
-from fovea.kernels.device.scheduler import decode_tile, num_tiles
+from fovea.kernels.device.scheduler import decode_tile, num_tiles, split_of
 from fovea.kernels.device.values import select
 from fovea.kernels.device.work import (
     PAUSE,
@@ -38,8 +38,8 @@ class _Views(NamedTuple):
     other). In a pair of CTAs K counts half tiles, and each CTA has half of V's columns.
     """
 
-    tQsQ: cute.Tensor
-    tQgQ: cute.Tensor
+    tQsQ: cute.Tensor | None
+    tQgQ: cute.Tensor | None
     tKsK: cute.Tensor
     tKgK: cute.Tensor
     tVsV: cute.Tensor
@@ -62,7 +62,8 @@ def run(plan: cutlass.Constexpr, problem: Problem, tma: TmaLoads, shared: Shared
         tile_number, is_redo = _next_work(plan, problem, shared, use, fresh, tile_number)
         tile = decode_tile(cutlass.max(tile_number, 0), problem.order)
         tile = reorder(tile, problem.order, problem.block_lists)
-        walk = make_walk(tile, problem.band, problem.block_lists, plan)
+        share = _share(plan, problem, cutlass.max(tile_number, 0))
+        walk = make_walk(tile, problem.band, problem.block_lists, plan, share)
         announce(shared.work, use, Work(tile_number, is_redo, walk), plan.work_edge)
         if tile_number == STOP:
             use = cutlass.Int32(-1)
@@ -78,6 +79,14 @@ def run(plan: cutlass.Constexpr, problem: Problem, tma: TmaLoads, shared: Shared
             item += 1
             if is_redo == 0:
                 fresh = from_first_lane(drawn) if plan.is_dynamic else drawn
+
+
+def _share(plan, problem: Problem, tile_number: cutlass.Int32) -> Share | None:
+    """Return which part of its keys a packed tile works on."""
+    if not plan.packs_heads:
+        return None
+    num_splits = problem.packing.partials.num_splits
+    return Share(problem.group_size, split_of(tile_number, problem.order), num_splits)
 
 
 @cute.jit
@@ -201,10 +210,11 @@ def _load_q(
     item: cutlass.Int32,
     stream: cutlass.Constexpr,
 ):
-    """Load Q of one stream, or of both."""
-    use = item if plan.splits_keys else STREAMS * item + stream
-    gmem = views.tQgQ[None, rows_of(plan, shared.rank, stream)]
-    _fill(plan.q_edge, shared.q, shared.rank, tma.atom_q, gmem, views.tQsQ, use)
+    """Load Q of one stream, or of both; packed rows come from `queries.py`."""
+    if cutlass.const_expr(not plan.packs_heads):
+        use = item if plan.splits_keys else STREAMS * item + stream
+        gmem = views.tQgQ[None, rows_of(plan, shared.rank, stream)]
+        _fill(plan.q_edge, shared.q, shared.rank, tma.atom_q, gmem, views.tQsQ, use)
 
 
 @cute.jit
@@ -239,12 +249,19 @@ def _fill(
 def _views(
     plan: cutlass.Constexpr, problem: Problem, tma: TmaLoads, shared: SharedTiles, walk: Walk
 ) -> _Views:
-    """Return the TMA partitions of a query tile; KV heads are shared by groups of query heads."""
-    kv_head = walk.head // problem.group_size
-    gQ = cute.local_tile(
-        tma.mQ[None, None, walk.head, walk.batch], (STREAM_ROWS, plan.head_dim), (None, 0)
-    )
-    gQ = cute.domain_offset((0, 0, walk.m_idx * (plan.tile_m // STREAM_ROWS)), gQ)
+    """Return the TMA partitions of a query tile; KV heads are shared by groups of query heads.
+
+    Where heads are packed, the walk's head is that of K and V.
+    """
+    kv_head = walk.head
+    tQsQ, tQgQ = None, None
+    if cutlass.const_expr(not plan.packs_heads):
+        kv_head = walk.head // problem.group_size
+        gQ = cute.local_tile(
+            tma.mQ[None, None, walk.head, walk.batch], (STREAM_ROWS, plan.head_dim), (None, 0)
+        )
+        gQ = cute.domain_offset((0, 0, walk.m_idx * (plan.tile_m // STREAM_ROWS)), gQ)
+        tQsQ, tQgQ = _partition(tma.atom_q, shared.sQ, gQ)
     gK = cute.local_tile(
         tma.mK[None, None, kv_head, walk.batch],
         (plan.k_rows, plan.head_dim // plan.k_parts),
@@ -255,7 +272,6 @@ def _views(
         (plan.v_columns, plan.tile_n // plan.v_parts),
         (None, None),
     )
-    tQsQ, tQgQ = _partition(tma.atom_q, shared.sQ, gQ)
     tKsK, tKgK = _partition(tma.atom_k, shared.sK, gK)
     tVsV, tVgV = _partition(tma.atom_v, shared.sV, gV)
     return _Views(tQsQ, tQgQ, tKsK, tKgK, tVsV, tVgV)

@@ -14,35 +14,18 @@ from cutlass.cute.nvgpu import cpasync
 from fovea.kernels.device.kv_walk import Walk
 from fovea.kernels.device.ptx import pack_pair
 from fovea.kernels.device.values import select
+from fovea.kernels.portable.combine import Partials
 from fovea.kernels.sm100 import tmem
 from fovea.kernels.sm100.forward.arguments import Outputs, SharedTiles
-from fovea.kernels.sm100.forward.rows import larger
 from fovea.kernels.sm100.signals import tell_products
 from fovea.kernels.sm100.umma import element_type
+from fovea.plan.combine import REFERENCE, ROW_MAX, ROW_SUM
 from fovea.plan.roles import WARPGROUP_THREADS
 from fovea.plan.sm100_tiles import CHUNK_COLUMNS, STREAM_ROWS
 
 _BARRIER = 1  # the named barrier of the epilogue's warpgroup; 0 is the CTA's own
 _VECTOR_COLUMNS = 8  # 16-bit values of a 16-byte store
 _BLOCK_COLUMNS = 64  # of sO: 128 bytes, the swizzle's width
-
-
-class Row(NamedTuple):
-    """One row of a query tile: where it goes, its numbers, and what O of each stream weighs in it.
-
-    The parts are the O that have a share in the row: one, or, if the streams split the keys and
-    have an O each, both.
-    """
-
-    walk: Walk
-    q_idx: cutlass.Int32
-    thread: cutlass.Int32
-    warp: cutlass.Int32  # in this warpgroup
-    tile: cutlass.Int32  # which 128 rows of the query tile
-    flags: cutlass.Int32  # index of the word with the flags of this warp's rows
-    lse: cutlass.Float32
-    total: cutlass.Float32  # of the parts' sums, each relative to its own reference
-    parts: tuple  # of Part
 
 
 class Part(NamedTuple):
@@ -55,6 +38,34 @@ class Part(NamedTuple):
     row_max: cutlass.Float32  # where the plan joins maxima
     weight: cutlass.Float32  # of O in the output
     is_dead: cutlass.Boolean  # no key seen: O may hold anything
+
+
+class Sums(NamedTuple):
+    """What the parts of a row come to."""
+
+    reference: cutlass.Float32  # log2 units, of `row_sum`
+    row_sum: cutlass.Float32
+    lse: cutlass.Float32
+    total: cutlass.Float32  # of the parts' sums, each relative to its own reference
+    row_max: cutlass.Float32 | None  # where the plan joins maxima
+    parts: tuple  # of Part
+
+
+class Row(NamedTuple):
+    """One row of a query tile: where it goes, its numbers, and what O of each stream weighs in it.
+
+    The parts are the O that have a share in the row: one, or, if the streams split the keys and
+    have an O each, both.
+    """
+
+    walk: Walk
+    q_idx: cutlass.Int32
+    head: cutlass.Int32
+    thread: cutlass.Int32
+    warp: cutlass.Int32  # in this warpgroup
+    tile: cutlass.Int32  # which 128 rows of the query tile
+    flags: cutlass.Int32  # index of the word with the flags of this warp's rows
+    sums: Sums
 
 
 @cute.jit
@@ -76,7 +87,7 @@ def write_tile(plan: cutlass.Constexpr, outputs: Outputs, shared: SharedTiles, r
             _stage(plan, shared, row, first, values)
         else:
             _write_vectors(plan, outputs, row, first, values)
-    for part in row.parts:
+    for part in row.sums.parts:
         tell_products(shared.signals.o_empty + part.output, plan)
     if cutlass.const_expr(plan.stages_o):
         # The copy engine reads through the async proxy what was stored through the generic one.
@@ -85,10 +96,9 @@ def write_tile(plan: cutlass.Constexpr, outputs: Outputs, shared: SharedTiles, r
         if row.warp == 0:
             _send(plan, outputs, shared, row)
     if row.q_idx < outputs.mLSE.shape[2]:
-        outputs.mLSE[row.walk.batch, row.walk.head, row.q_idx] = row.lse
+        outputs.mLSE[row.walk.batch, row.head, row.q_idx] = row.sums.lse
         if cutlass.const_expr(plan.joins_maxima):
-            row_max = larger(row.parts[0].row_max, row.parts[1].row_max)
-            outputs.mMaxScore[row.walk.batch, row.walk.head, row.q_idx] = row_max
+            outputs.mMaxScore[row.walk.batch, row.head, row.q_idx] = row.sums.row_max
     return doubt[0] + doubt[1]
 
 
@@ -102,7 +112,7 @@ def _chunk(
     zero = cutlass.Float32(0.0)
     doubt = list(doubt)
     result: list[cutlass.Float32] = []
-    for part in row.parts:
+    for part in row.sums.parts:
         values = tmem.load(part.o + first, CHUNK_COLUMNS)
         for index, found in enumerate(values):
             value = select(part.is_dead, zero, found)
@@ -154,7 +164,7 @@ def _write_vectors(
     Two stores fill a sector of 32 bytes, so memory is written once, though a warp meets 32 lines.
     """
     if row.q_idx < outputs.mLSE.shape[2]:
-        gO = outputs.mO_rows[row.walk.batch, row.q_idx, row.walk.head, None]
+        gO = outputs.mO_rows[row.walk.batch, row.q_idx, row.head, None]
         words = cute.recast_ptr(gO.iterator, dtype=cutlass.Int32)
         for start in cutlass.range_constexpr(0, len(values), _VECTOR_COLUMNS):
             if first + start < outputs.mO_rows.shape[3]:
@@ -195,12 +205,42 @@ def write_rows(plan: cutlass.Constexpr, outputs: Outputs, shared: SharedTiles, r
     columns = outputs.mO_rows.shape[3]
     is_flagged = ((shared.work.flags[row.flags] >> cute.arch.lane_idx()) & 1) != 0
     if is_flagged:
-        outputs.mLSE[walk.batch, walk.head, row.q_idx] = row.lse
+        outputs.mLSE[walk.batch, row.head, row.q_idx] = row.sums.lse
     for first in cutlass.range_constexpr(0, plan.head_dim_v, CHUNK_COLUMNS):
         values, _ = _chunk(plan, row, first, [cutlass.Float32(0.0)] * 2)
         _write_elements(plan, outputs, row, first, values, is_flagged, columns)
-    for part in row.parts:
+    for part in row.sums.parts:
         tell_products(shared.signals.o_empty + part.output, plan)
+
+
+@cute.jit
+def write_part(
+    plan: cutlass.Constexpr,
+    partials: Partials,
+    shared: SharedTiles,
+    row: Row,
+    split: cutlass.Int32,
+    seqlen_q: cutlass.Int32,
+):
+    """Leave the sums of one part of the keys, with what they refer to, for the merge."""
+    place = (split, row.walk.batch, row.head, row.q_idx)
+    is_row = row.q_idx < seqlen_q
+    for first in cutlass.range_constexpr(0, plan.head_dim_v, CHUNK_COLUMNS):
+        values, _ = _chunk(plan, row, first, [cutlass.Float32(0.0)] * 2)
+        if is_row:
+            target = partials.mOut[*place, None].iterator + first
+            found = cute.make_rmem_tensor(CHUNK_COLUMNS, cutlass.Float32)
+            for index in cutlass.range_constexpr(CHUNK_COLUMNS):
+                found[index] = values[index]
+            layout = cute.make_layout(CHUNK_COLUMNS)
+            cute.autovec_copy(found, cute.make_tensor(target.align(16), layout))
+    for part in row.sums.parts:
+        tell_products(shared.signals.o_empty + part.output, plan)
+    if is_row:
+        partials.mRows[REFERENCE, *place] = row.sums.reference
+        partials.mRows[ROW_SUM, *place] = row.sums.row_sum
+        if cutlass.const_expr(plan.joins_maxima):
+            partials.mRows[ROW_MAX, *place] = row.sums.row_max
 
 
 @cute.jit
@@ -219,7 +259,7 @@ def _write_elements(
         for index in cutlass.range_constexpr(len(values)):
             if first + index < columns:
                 value = values[index].to(dtype)
-                outputs.mO_rows[row.walk.batch, row.q_idx, row.walk.head, first + index] = value
+                outputs.mO_rows[row.walk.batch, row.q_idx, row.head, first + index] = value
 
 
 def _warpgroup_barrier() -> None:

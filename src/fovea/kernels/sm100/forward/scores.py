@@ -14,6 +14,7 @@ from fovea.kernels.device.kv_walk import Visit, Walk
 from fovea.kernels.device.masking import Band, RowLimits, inside, row_limits
 from fovea.kernels.device.mod_affine import Affine
 from fovea.kernels.device.mods import ModEvaluator, ModTable, Position
+from fovea.kernels.device.packing import Row
 from fovea.kernels.device.ptx import hide_unless
 from fovea.kernels.device.score import Scalars, TileKind, soft_cap
 from fovea.plan.sm100_tiles import CHUNK_COLUMNS
@@ -30,6 +31,7 @@ class ScoreContext(NamedTuple):
     """What turns a column of S into a position and a score, for one row of one query tile."""
 
     q_idx: cutlass.Int32
+    head: cutlass.Int32
     walk: Walk
     band: Band
     scalars: Scalars
@@ -126,15 +128,10 @@ class TileScores:
 
 
 def make_score_context(
-    plan,
-    q_idx: cutlass.Int32,
-    walk: Walk,
-    band: Band,
-    scalars: Scalars,
-    mods: ModTable,
+    plan, row: Row, walk: Walk, band: Band, scalars: Scalars, mods: ModTable
 ) -> ScoreContext:
     """Return the context of one query row."""
-    context = ScoreContext(q_idx, walk, band, scalars, mods, ())
+    context = ScoreContext(row.q_idx, row.head, walk, band, scalars, mods, ())
     hoisted: list[tuple] = []
     budget = _HOISTED_REGISTERS
     for name in _MODS:
@@ -151,15 +148,19 @@ def _evaluator(plan, context: ScoreContext, name: str) -> ModEvaluator | None:
     graph = getattr(plan.features, name)
     if graph is None:
         return None
-    wide_integers = plan.features.wide_integers
-    return ModEvaluator(graph, getattr(context.mods, name), wide_integers=wide_integers)
+    return ModEvaluator(
+        graph,
+        getattr(context.mods, name),
+        wide_integers=plan.features.wide_integers,
+        packs_heads=plan.packs_heads,
+    )
 
 
 def _position(context: ScoreContext, column: int, first_column: cutlass.Int32) -> Position:
     """Return where a column of the tile lies."""
     return Position(
         b=context.walk.batch,
-        h=context.walk.head,
+        h=context.head,
         q_idx=context.q_idx,
         first_kv_idx=first_column,
         column_offset=column,

@@ -40,6 +40,7 @@ from fovea.kernels.sm100.forward.streams import (
     Turns,
     after,
     num_softmax_turns,
+    row_of,
     rows_of,
     softmax_step,
     softmax_turns,
@@ -161,8 +162,10 @@ def _query_tile(
     walk = work.walk
     band = this.problem.band
     rows = rows_of(plan, this.shared.rank, 0 if plan.splits_keys else this.group)
-    q_idx = walk.m_idx * plan.tile_m + rows * STREAM_ROWS + this.row
-    context = make_score_context(plan, q_idx, walk, band, scalars, mods)
+    in_head = walk.m_idx * plan.tile_m + rows * STREAM_ROWS + this.row
+    row = row_of(plan, in_head, walk, this.problem.group_size)
+    q_idx = row.q_idx
+    context = make_score_context(plan, row, walk, band, scalars, mods)
     state = this.state
     begin(state)
     last = walk.visits - 1

@@ -14,6 +14,7 @@ import cutlass.cute as cute
 from fovea.kernels.device.cluster import Rank
 from fovea.kernels.device.kv_walk import Walk
 from fovea.kernels.device.masking import Band, tile_span
+from fovea.kernels.device.packing import Row, packed_row
 from fovea.kernels.device.values import select
 from fovea.plan.sm100_tiles import STREAMS
 
@@ -53,6 +54,13 @@ def rows_of(plan, rank: Rank | None, stream: cutlass.Int32 | int) -> cutlass.Int
     if plan.cluster == 1:
         return cutlass.Int32(0) + stream
     return rank.own + stream * plan.cluster
+
+
+def row_of(plan, in_head: cutlass.Int32, walk: Walk, group_size: cutlass.Int32) -> Row:
+    """Return what a row, counted in its head or KV head, is about."""
+    if plan.packs_heads:
+        return packed_row(in_head, walk.head, group_size)
+    return Row(in_head, walk.head)
 
 
 def step_of(plan) -> int:

@@ -9,16 +9,16 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+from cutlass.cute.runtime import make_fake_stream
 
 from fovea.kernels.device.fake_arguments import (
-    ALIGNMENT_BYTES,
     aligned,
     block_lists,
     captures,
     key_ranges,
     mod_scalars,
     operand,
+    partials,
     strided,
 )
 from fovea.kernels.sm90.forward.kernel import ForwardKernel
@@ -56,7 +56,7 @@ def _arguments(plan: ForwardPlan) -> list[Any]:
         aligned(cutlass.Float32, stats, 4),
         aligned(cutlass.Float32, stats, 4) if features.max_score else None,
         aligned(cutlass.Float32, (heads_q,), 4) if features.sink else None,
-        _partials() if plan.packs_heads else None,
+        partials() if plan.packs_heads else None,
         aligned(cutlass.Int32, (1,), 4) if plan.is_dynamic and not features.varlen else None,
         key_ranges() if features.key_ranges else block_lists(features),
         _sequences(plan) if features.varlen else None,
@@ -66,21 +66,6 @@ def _arguments(plan: ForwardPlan) -> list[Any]:
         mod_scalars(features),
         make_fake_stream(use_tvm_ffi_env_stream=True),
     ]
-
-
-def _partials() -> tuple[Any, ...]:
-    """Return where the parts of packed plans are left, and their number.
-
-    Shapes of their own: a launch with one part leaves nothing, and passes something small.
-    """
-    out = tuple(cute.sym_int32() for _ in range(5))
-    rows = tuple(cute.sym_int32() for _ in range(5))
-    out_strides = (*(cute.sym_int64(divisibility=8) for _ in out[:-1]), 1)
-    return (
-        make_fake_tensor(cutlass.Float32, out, out_strides, assumed_align=ALIGNMENT_BYTES),
-        aligned(cutlass.Float32, rows, 4),
-        cutlass.Int32(1),
-    )
 
 
 def _sequences(plan: ForwardPlan) -> tuple[Any, ...]:
