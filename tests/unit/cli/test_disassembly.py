@@ -1,6 +1,6 @@
 """Counting a listing of nvdisasm; the lines are what it prints for sm_90a code."""
 
-from fovea.cli.disassembly import InstructionCounts, count_listing
+from fovea.cli.disassembly import EXP2, InstructionCounts, count_blocks, count_listing
 
 LISTING = """\
         .type           fovea_fwd_0,@function
@@ -30,3 +30,9 @@ def test_listing_counts_each_class_of_instruction():
 def test_listing_without_code_counts_nothing():
     counts = count_listing("\t.target\tsm_90a\n")
     assert counts == InstructionCounts(products=0, exp2=0, tma=0, local_accesses=0, total=0)
+
+
+def test_blocks_end_at_labels_and_tell_exponentials_from_other_functions():
+    first, second = count_blocks(LISTING)
+    assert (first[EXP2], first["MUFU"], first["HGMMA"], first["BRA"]) == (1, 1, 2, 1)
+    assert second == {"BRA": 1}
