@@ -23,7 +23,11 @@ from typing import Any
 
 import torch
 
+# `benchmarks` lies in the repository's root.
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 import fovea
+from benchmarks import protocol
 from fovea.problem import AttentionProblem, Request, make_dense
 
 BATCHES, CALLS = 61, 50
@@ -97,8 +101,10 @@ def raw_launch(case: str) -> Callable[[], object]:
     return lambda: launcher(*arguments)
 
 
-def measure() -> None:
-    """Print the table of times."""
+def measure(path: Path | None) -> None:
+    """Print the table of times and write them, by default to benchmarks/results/<gpu>/."""
+    board = protocol.Board()
+    rows: list[dict[str, Any]] = []
     title = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, B, S, H, D = {_SMALL}"
     say(f"{title}\n{'case':20}{'raw':>8}{'no grad':>10}{'above':>8}{'grad':>10}{'above':>8}")
     for case in CASES:
@@ -107,11 +113,18 @@ def measure() -> None:
         q, k, v = tensors(_SMALL, "cuda")
         keywords = keywords_of(case, _SMALL, "cuda")
         call = partial(fovea.attention, q, k, v, backend="cuda", **keywords)
-        for needs_grad in (False, True):
+        row = {"case": case, "raw": round(raw, 1)}
+        for name, needs_grad in (("no_grad", False), ("grad", True)):
             q.requires_grad_(needs_grad)
             taken = median_us(call)
+            row |= {name: round(taken, 1), f"{name}_above_raw": round(taken - raw, 1)}
             cells += f"{taken:10.1f}{taken - raw:8.1f}"
+        rows.append(row)
         say(f"{case:20}{raw:8.1f}{cells}")
+    how = {"command": "python scripts/gpu/measure_overhead.py", "host": protocol.cpu_name()}
+    stamp = {**protocol.stamp(board), **how, "B, S, H, D": _SMALL}
+    out = protocol.result_path("overhead", None if path is None else str(path))
+    protocol.write_result(out, stamp, "microseconds a call", rows)
 
 
 def measure_parts() -> None:
@@ -200,6 +213,7 @@ def main() -> int:
     )
     parser.add_argument("--prepare", type=Path, metavar="DIR", help="compile into this folder")
     parser.add_argument("--graph", metavar="CASE", help="one graph check, in this process")
+    parser.add_argument("--out", type=Path, help="result file")
     parser.add_argument("--no-graphs", action="store_true", help="times alone")
     options = parser.parse_args()
     if options.prepare is not None:
@@ -208,7 +222,7 @@ def main() -> int:
     if options.graph is not None:
         say(str(check_graph(options.graph)))
         return 0
-    measure()
+    measure(options.out)
     measure_parts()
     return 0 if options.no_graphs else check_graphs()
 

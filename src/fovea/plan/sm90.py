@@ -27,7 +27,7 @@ ELEMENT_BYTES = 2
 _REGISTERS = {1: (56, 256), 2: (24, 240), 3: (32, 160), 4: (32, 112)}
 # Walking block lists takes the producer more registers than a plain range; with packed sequences
 # the consumers need them more.
-_REGISTERS_BLOCK_LISTS = {2: (40, 232), 3: (56, 152)}
+_REGISTERS_BLOCK_LISTS = {1: (56, 256), 2: (40, 232), 3: (56, 152)}
 WORK_WORDS_LIMIT = 32  # 32-bit words of an announcement, at most
 WORK_STAGES = 2  # query tiles announced ahead: one being computed, one being loaded
 
@@ -67,7 +67,8 @@ class ForwardPlan:
         # A block list belongs to one head, and packed rows are loaded by the warps that read them.
         if self.packs_heads:
             assert not (self.features.block_lists or self.looks_ahead or self.cluster > 1)
-        assert self.cluster == 1 or not self.features.key_ranges
+        has_map = self.features.block_lists or self.features.key_ranges
+        assert self.cluster == 1 or not has_map, "two CTAs share one range of keys"
         if self.skips_hidden and self.looks_ahead and not self.ends_first:
             # K of the next query tile comes behind the V tiles that a warpgroup skips, while it
             # still holds its last one.
