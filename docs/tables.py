@@ -226,7 +226,29 @@ def decode(peers: tuple[str, ...] = ("fa3", "cudnn", "flex")) -> str:
         cells.append(f"{row['fovea_of_copy']:.2f}" if "fovea_of_copy" in row else "-")
         cells.append(f"{row['fovea'] / max(rates):.2f}" if rates else "-")
         call = f"B{row['B']} H{row['H']}/{row['Hkv']} Sq{row['Sq']} S{row['S']} D{row['D']}"
+        if row["page"]:
+            call = f"{call}, pages of {row['page']}"
         lines.append(f"| {call} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def varlen() -> str:
+    """Return the table of packed sequences: beside FlashAttention-3, and beside our dense rate."""
+    result = json.loads((RESULTS / "varlen.json").read_text(encoding="utf-8"))
+    stamp = result["stamp"]
+    lines = [
+        f"{stamp['gpu']}, {stamp['power_limit_watts']} W, torch {stamp['torch']}, {stamp['date']}: "
+        f"`{stamp['command']}`. Steady state in {result['unit']}; in brackets the burst.",
+        "",
+        "| sequences | fovea | fa3 | fovea, dense | x fa3 | x dense |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        kind = "causal" if row["causal"] else "full"
+        call = f"B{row['B']} H{row['H']}/{row['Hkv']} D{row['D']} {kind}, {row['S']} tokens"
+        cells = [f"{row[who]:.0f} ({row[f'{who}_burst']:.0f})" for who in ("fovea", "fa3", "dense")]
+        ratios = [f"{row['fovea'] / row[who]:.2f}" for who in ("fa3", "dense")]
+        lines.append(f"| {call} | {' | '.join((*cells, *ratios))} |")
     return "\n".join(lines)
 
 
@@ -236,6 +258,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "benchmarks.md": {
         "forward": lambda: speed("forward", ("fa3", "cudnn")),
         "decode": decode,
+        "varlen": varlen,
         "forward mods": lambda: speed("forward_mods", ("flex",)),
     },
     "environment.md": {"environment": environment},
