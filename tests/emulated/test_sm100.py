@@ -103,8 +103,8 @@ def test_kernel_uses_no_local_memory_and_the_plans_threads(arch, head_dim, dtype
     problem = _problem(Shape(seqlen_q=seqlen_q, seqlen_kv=1, head_dim=head_dim), dtype)
     plan = select.forward_plan(problem, arch)
     record = compile_variant(ForwardVariant(plan), CompileTarget(arch=arch.target)).record
-    (used,) = record.kernels.values()
-    assert used.stack_bytes + used.local_bytes == 0
+    used = next(each for name, each in record.kernels.items() if name.startswith(record.name))
+    assert sum(each.stack_bytes + each.local_bytes for each in record.kernels.values()) == 0
     assert used.threads == plan.threads
     assert record.compile_seconds < 60.0
 

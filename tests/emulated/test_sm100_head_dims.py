@@ -161,6 +161,6 @@ def test_every_schedule_is_silent_and_gives_the_same_bits(name: str, seeds: int)
 def test_kernel_uses_no_local_memory_and_the_plans_threads(arch, head_dims, dtype, seqlen_q):
     plan = forward_plan(problem_of((seqlen_q, 1), head_dims, dtype), arch)
     record = compile_variant(ForwardVariant(plan), CompileTarget(arch=arch.target)).record
-    (used,) = record.kernels.values()
-    assert used.stack_bytes + used.local_bytes == 0
+    used = next(each for name, each in record.kernels.items() if name.startswith(record.name))
+    assert sum(each.stack_bytes + each.local_bytes for each in record.kernels.values()) == 0
     assert used.threads == plan.threads
