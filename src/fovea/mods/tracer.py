@@ -84,7 +84,7 @@ class Tracer:
                 return self.symbolic(value)
             return number_term(value)
         if hasattr(value, "dtype") and hasattr(value, "item"):  # a NumPy number
-            return number_term(value.item())
+            return self.term(value.item())
         raise TraceError(
             f"a value of type {type(value).__name__} cannot take part in a mod (allowed: tensors "
             "and numbers); turn it into a tensor outside the mod"

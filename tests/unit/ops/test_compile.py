@@ -1,5 +1,6 @@
 """torch.compile and torch.export: equal to eager, few graphs, no breaks."""
 
+import numpy as np
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -262,3 +263,24 @@ def test_make_fx_records_the_operator():
     assert targets.count(torch.ops.fovea.attention_forward.default) == 1
     other = torch.randn(2, 6, 4, 8)
     torch.testing.assert_close(traced(other, k), call(other, k))
+
+
+HALF, THREE, TWO = np.float32(0.5), np.int64(3), np.float64(2.0)
+
+
+@pytest.mark.parametrize(
+    "mod",
+    [
+        lambda s, b, h, i, j: s + HALF * (i - j),
+        lambda s, b, h, i, j: s * THREE,
+        lambda s, b, h, i, j: s * TWO + float(HALF),
+    ],
+)
+def test_numpy_numbers_of_a_module_are_numbers_of_a_mod(mod):
+    (q,) = leaves((1, 32, 2, 16))
+
+    def call(q):
+        return fovea.attention(q, q, q, score_mod=mod)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q), call(q))
