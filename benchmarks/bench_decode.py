@@ -11,7 +11,6 @@ with torch's own copy, half read and half written.
 """
 
 import argparse
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
@@ -23,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks import peers, protocol
-from benchmarks.bench_forward import add_common
+from benchmarks.run import Run, parser_of
 
 Launch = Callable[[], Any]
 
@@ -240,18 +239,8 @@ class Recorded:
 def main() -> None:
     """Run the benchmark as the command line says."""
     options = parse()
-    protocol.require_gpu()
-    if options.bundle:
-        os.environ["FOVEA_BUNDLE"] = options.bundle
-    board = protocol.Board()
-    timing = protocol.Timing(
-        rounds=options.rounds,
-        segment_seconds=options.seconds,
-        has_burst=not options.no_burst,
-    )
+    run = Run(options, "decode", "GB/s")
     names = ["fovea", *options.peers, "copy"]
-    path = protocol.result_path("decode", options.out)
-    rows: list[dict[str, Any]] = []
     for call in chosen(options):
         inputs = Inputs.random(call, getattr(torch, options.dtype))
         makers = {name: partial(Recorded, partial(DECODE[name], inputs, call)) for name in names}
@@ -259,17 +248,14 @@ def main() -> None:
         outputs.pop("copy", None)
         checks = peers.largest_difference(outputs)
         del outputs
-        samples = protocol.measure(launches, board, timing)
-        rates = protocol.rates(samples, call.turns * call.kv_bytes / 1e9)
+        rates = protocol.rates(run.measure(launches), call.turns * call.kv_bytes / 1e9)
         if "copy" in rates:
             rates["fovea_of_copy"] = round(rates["fovea"] / rates["copy"], 3)
-        rows.append({**call.row(), "dtype": options.dtype, **rates, **checks})
-        print(protocol.table_line(rows[-1], names, str(call)), flush=True)
-        protocol.write_result(path, protocol.stamp(board), "GB/s", rows)
+        run.add({**call.row(), "dtype": options.dtype, **rates, **checks}, names, str(call))
         # The next call's K and V may need the memory that these graphs and copies hold.
         del inputs, makers, launches
         torch.cuda.empty_cache()
-    print(f"wrote {path}")
+    run.end()
 
 
 def chosen(options: argparse.Namespace) -> tuple[Call, ...]:
@@ -285,10 +271,7 @@ def chosen(options: argparse.Namespace) -> tuple[Call, ...]:
 
 def parse() -> argparse.Namespace:
     """Return the options of the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_common(parser)
+    parser = parser_of(__doc__)
     parser.add_argument("--all", action="store_true", help=f"all {len(CALLS)} calls")
     parser.add_argument(
         "--call", default="", metavar="WORDS", help='those that match, such as "B4 S32768"'

@@ -8,17 +8,15 @@ and block lists of the same mask. The FLOPs counted are those of visible pairs. 
 forward_mods.json.
 """
 
-import argparse
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import flex_attention
 
 from benchmarks import peers, protocol
-from benchmarks.bench_forward import add_common
+from benchmarks.run import Run, parser_of
 from benchmarks.shapes import MOD_SHAPE, Shape
 
 DEVICE = "cuda"
@@ -112,47 +110,40 @@ def visible_pairs(case: Case, shape: Shape) -> int:
 
 def main() -> None:
     """Run the benchmark as the command line says."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_common(parser)
+    parser = parser_of(__doc__)
     names = [case.__name__ for case in CASES]
     parser.add_argument("--case", action="append", choices=names, help="repeatable; default: all")
+    parser.add_argument("--by-torch", action="store_true", help="block masks that torch made")
     options = parser.parse_args()
-    protocol.require_gpu()
-    if options.bundle:
-        os.environ["FOVEA_BUNDLE"] = options.bundle
-    board = protocol.Board()
-    timing = protocol.Timing(
-        rounds=options.rounds, segment_seconds=options.seconds, has_burst=not options.no_burst
-    )
-    path = protocol.result_path("forward_mods", options.out)
+    run = Run(options, "forward_mods")
     inputs = peers.Inputs.random(MOD_SHAPE, getattr(torch, options.dtype))
-    rows: list[dict[str, Any]] = []
     for make in CASES:
         if options.case and make.__name__ not in options.case:
             continue
         case = make(MOD_SHAPE, DEVICE)
-        launches, outputs = peers.ready(makers(case, inputs))
+        launches, outputs = peers.ready(makers(case, inputs, by_torch=options.by_torch))
         checks = peers.largest_difference(outputs)
         del outputs
-        samples = protocol.measure(launches, board, timing)
         work = MOD_SHAPE.forward_flops(visible_pairs(case, MOD_SHAPE)) / 1e12
+        rates = protocol.rates(run.measure(launches), work)
         head = {**MOD_SHAPE.row(), "mod": make.__name__, "dtype": options.dtype}
-        rows.append({**head, **protocol.rates(samples, work), **checks})
-        print(protocol.table_line(rows[-1], ["fovea", "flex"], make.__name__), flush=True)
-        protocol.write_result(path, protocol.stamp(board), "TFLOP/s", rows)
-    print(f"wrote {path}")
+        if options.by_torch:
+            head["by_torch"] = True
+        run.add({**head, **rates, **checks}, ["fovea", "flex"], make.__name__)
+    run.end()
 
 
-def makers(case: Case, inputs: peers.Inputs) -> dict[str, Callable[[], peers.Launch]]:
+def makers(
+    case: Case, inputs: peers.Inputs, *, by_torch: bool = False
+) -> dict[str, Callable[[], peers.Launch]]:
     """Return both implementations of a case; the block mask is built outside of any clock."""
     import fovea
 
     mask = None
     if case.mask_mod is not None:
+        create = flex_attention.create_block_mask if by_torch else fovea.create_block_mask
         size = (MOD_SHAPE.S, MOD_SHAPE.S)
-        mask = fovea.create_block_mask(case.mask_mod, None, None, *size, device=DEVICE)
+        mask = create(case.mask_mod, None, None, *size, device=DEVICE)
     keywords = {"score_mod": case.score_mod, "block_mask": mask}
     return {
         "fovea": lambda: peers.fovea_forward(inputs, MOD_SHAPE, **keywords),

@@ -8,8 +8,6 @@ pairs. `dense` is fovea's dense forward on about as many pairs, in sequences of 
 which the packed ones have their average pair; its rate counts its own pairs.
 """
 
-import argparse
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -19,7 +17,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import peers, protocol
-from benchmarks.bench_forward import add_common
+from benchmarks.run import Run, parser_of
 from benchmarks.shapes import Shape
 
 Launch = Callable[[], Any]
@@ -145,9 +143,7 @@ def chosen(words: list[str]) -> tuple[Call, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def measure(
-    call: Call, board: protocol.Board, timing: protocol.Timing, dtype: torch.dtype
-) -> dict[str, Any]:
+def measure(call: Call, run: Run, dtype: torch.dtype) -> dict[str, Any]:
     """Return the result row of one call."""
     inputs = Inputs.random(call, dtype)
     makers = {name: partial(make, inputs, call) for name, make in PACKED.items()}
@@ -156,7 +152,7 @@ def measure(
     del outputs
     dense_inputs = peers.Inputs.random(call.dense, dtype)
     launches["dense"] = peers.FORWARD["fovea"](dense_inputs, call.dense)
-    samples = protocol.measure(launches, board, timing)
+    samples = run.measure(launches)
     dense = {"dense": samples.pop("dense")}
     rates = {
         **protocol.rates(samples, call.flops / 1e12),
@@ -167,10 +163,7 @@ def measure(
 
 def main() -> None:
     """Run the benchmark as the command line says."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_common(parser)
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--call", action="append", metavar="WORDS", help='such as "D128 causal"; repeatable'
     )
@@ -179,21 +172,11 @@ def main() -> None:
         calls = chosen(options.call or [])
     except ValueError as error:
         parser.error(str(error))
-    protocol.require_gpu()
-    if options.bundle:
-        os.environ["FOVEA_BUNDLE"] = options.bundle
-    board = protocol.Board()
-    timing = protocol.Timing(
-        rounds=options.rounds, segment_seconds=options.seconds, has_burst=not options.no_burst
-    )
-    path = protocol.result_path("varlen", options.out)
-    rows: list[dict[str, Any]] = []
+    run = Run(options, "varlen")
     for call in calls:
-        row = measure(call, board, timing, getattr(torch, options.dtype))
-        rows.append({**row, "dtype": options.dtype})
-        print(protocol.table_line(rows[-1], [*PACKED, "dense"], str(call)), flush=True)
-        protocol.write_result(path, protocol.stamp(board), "TFLOP/s", rows)
-    print(f"wrote {path}")
+        row = measure(call, run, getattr(torch, options.dtype))
+        run.add({**row, "dtype": options.dtype}, [*PACKED, "dense"], str(call))
+    run.end()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,13 @@ from typing import Any
 import torch
 
 import fovea
-from benchmarks import bench_decode, bench_forward_mods, bench_varlen, shapes
+from benchmarks import (
+    bench_block_sparse,
+    bench_decode,
+    bench_forward_mods,
+    bench_varlen,
+    shapes,
+)
 from fovea.arch import SM90
 from fovea.compile.aot import write_bundle
 from fovea.compile.target import CompileTarget
@@ -29,7 +35,10 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--workers", type=int, default=None)
     options = parser.parse_args()
-    suites = (dense_variants(), mod_variants(), decode_variants(), varlen_variants())
+    suites = (
+        *(dense_variants(), mod_variants(), block_sparse_variants()),
+        *(decode_variants(), varlen_variants()),
+    )
     variants = list(dict.fromkeys(variant for suite in suites for variant in suite))
     write_bundle(
         variants, [CompileTarget(arch=SM90.target)], options.bundle, workers=options.workers
@@ -46,6 +55,15 @@ def dense_variants() -> list[ForwardVariant]:
 def mod_variants() -> list[ForwardVariant]:
     """Return the kernels of the mods suite."""
     return [mod_variant(make) for make in bench_forward_mods.CASES]
+
+
+def block_sparse_variants() -> list[ForwardVariant]:
+    """Return the kernels of the block-sparse suite."""
+
+    def case(make: Callable[[shapes.Shape, str], Any]) -> Callable[..., bench_forward_mods.Case]:
+        return lambda shape, device: bench_forward_mods.Case(mask_mod=make(shape, device))
+
+    return [mod_variant(case(make)) for make in bench_block_sparse.MASKS.values()]
 
 
 def decode_variants() -> list[ForwardVariant]:

@@ -10,8 +10,6 @@ hand into `src/fovea/plan/sm90.py`, with the reason in docs/notes/hopper_forward
 less than the noise of FlashAttention-3 against itself is no reason. Writes tiles.json.
 """
 
-import argparse
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +20,7 @@ import torch
 
 import fovea
 from benchmarks import bench_forward_mods, protocol
-from benchmarks.bench_forward import add_common
+from benchmarks.run import Run, parser_of
 from benchmarks.shapes import Shape
 from fovea.arch import SM90
 from fovea.compile.aot import write_bundle
@@ -164,10 +162,7 @@ def prepare(folder: Path, names: list[str], workers: int | None) -> None:
 
 def main() -> None:
     """Do what the command line says."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_common(parser)
+    parser = parser_of(__doc__)
     parser.add_argument("--prepare", type=Path, metavar="DIR", help="compile into this folder")
     parser.add_argument("--workers", type=int, default=None)
     parser.add_argument("--case", action="append", help="repeatable; part of a name; default: all")
@@ -177,24 +172,14 @@ def main() -> None:
     if options.prepare is not None:
         prepare(options.prepare, names, options.workers)
         return
-    protocol.require_gpu()
-    if options.bundle:
-        os.environ["FOVEA_BUNDLE"] = options.bundle
-    board = protocol.Board()
-    timing = protocol.Timing(
-        rounds=options.rounds, segment_seconds=options.seconds, has_burst=not options.no_burst
-    )
-    path = protocol.result_path("tiles", options.out)
-    rows: list[dict[str, Any]] = []
+    run = Run(options, "tiles", "TFLOP/s of all pairs")
     for name in names:
         case = CASES[name]
-        samples = protocol.measure(launches(case.problem("cuda")), board, timing)
-        for tile, taken in samples.items():
+        for tile, taken in run.measure(launches(case.problem("cuda"))).items():
             rates = protocol.rates({"fovea": taken}, case.shape.forward_flops() / 1e12)
-            rows.append({**case.shape.row(), "case": name, "tile": tile, **rates})
-            print(protocol.table_line(rows[-1], ["fovea"], f"{name} {tile}"), flush=True)
-        protocol.write_result(path, protocol.stamp(board), "TFLOP/s of all pairs", rows)
-    print(f"wrote {path}")
+            row = {**case.shape.row(), "case": name, "tile": tile, **rates}
+            run.add(row, ["fovea"], f"{name} {tile}")
+    run.end()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import torch
 
 from fovea.arch import Arch
 from fovea.problem import AttentionProblem
+from fovea.tiling.key_ranges import KeyRanges
 
 if TYPE_CHECKING:
     from fovea.plan.forward import ForwardPlan
@@ -120,7 +121,6 @@ def variants_of(problem: AttentionProblem, arch: Arch) -> list[tuple["ForwardPla
 
     # Different conditions may select one plan.
     found: dict[ForwardPlan, list[str]] = {select.forward_plan(problem, arch): []}
-    lengths = _lengths(problem)
     cases = [
         (like, scale, f"{scale_text}{origin}")
         for like, origin in _origins(problem, arch)
@@ -128,7 +128,7 @@ def variants_of(problem: AttentionProblem, arch: Arch) -> list[tuple["ForwardPla
     ]
     for like, scale, scale_text in cases:
         by_plan: dict[ForwardPlan, list[str]] = {}
-        for seqlen_q, seqlen_kv, text in lengths:
+        for seqlen_q, seqlen_kv, text in _lengths(like):
             plan = select.forward_plan(_like(like, scale, seqlen_q, seqlen_kv), arch)
             by_plan.setdefault(plan, []).append(f"{scale_text}, {text}")
         for plan, texts in by_plan.items():
@@ -137,19 +137,28 @@ def variants_of(problem: AttentionProblem, arch: Arch) -> list[tuple["ForwardPla
 
 
 def _origins(problem: AttentionProblem, arch: Arch) -> list[tuple[AttentionProblem, str]]:
-    """Return the problem, and where its block lists need not be read, one with lists that must."""
+    """Return the problem as a kernel takes it, and where its block lists need not be read, others.
+
+    Those with lists that must be, and those that torch made of a band.
+    """
     from fovea.plan import select
     from fovea.plan.kernel_calls import as_kernel_call
 
     lists = problem.block_lists
-    if lists is None or as_kernel_call(problem, arch).block_lists is lists:
-        return [(problem, "")]
+    call = as_kernel_call(problem, arch)
+    found = [(call, "")]
+    if lists is None or call.block_lists is lists:
+        return found
     # Exact are the very tensors that fovea made (`tiling/exact_lists.py`), and no others.
     others = replace(lists, kv_num_blocks=lists.kv_num_blocks.clone())
     read = replace(problem, block_lists=others)
-    if select.unsupported(read, arch) is not None:
-        return [(problem, "")]
-    return [(problem, ""), (read, ", block lists that fovea did not make")]
+    if select.unsupported(read, arch) is None:
+        found.append((read, ", block lists that changed since they were made"))
+    if arch.name == "sm90" and call.key_ranges is None and call.mask_bits is None:
+        nothing = lists.kv_num_blocks.new_empty(0)
+        ranges = KeyRanges(nothing, nothing, (nothing,))
+        found.append((replace(call, key_ranges=ranges), ", a block mask that torch made"))
+    return found
 
 
 def _merged(texts: list[str]) -> list[str]:

@@ -41,7 +41,31 @@ def test_other_masks_are_no_limits():
 def test_lists_of_another_origin_have_their_variant_too():
     block_mask = fovea.create_block_mask(mods.causal, None, None, LENGTH, LENGTH, "cpu")
     kernel = next(each for each in _explain(block_mask=block_mask).kernels if each.arch is SM90)
-    assert any("block lists that fovea did not make" in text for text in kernel.variants)
+    assert any("block lists that changed since they were made" in text for text in kernel.variants)
     assert len(kernel.variants) > len(
         next(each for each in _explain(causal=True).kernels if each.arch is SM90).variants
     )
+
+
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        (mods.causal, ("block lists that changed", "a block mask that torch made")),
+        (mods.document(torch.arange(LENGTH) // 5), ("block lists that changed",)),
+        (mods.natten_2d(2, LENGTH // 2, 1, 3), ("block lists that changed",)),
+    ],
+)
+def test_every_origin_of_a_block_mask_has_its_variants(mask, words):
+    block_mask = fovea.create_block_mask(mask, None, None, LENGTH, LENGTH, "cpu")
+    kernel = next(each for each in _explain(block_mask=block_mask).kernels if each.arch is SM90)
+    for word in words:
+        assert any(word in text for text in kernel.variants)
+    assert any("torch made" in text for text in kernel.variants) == (len(words) > 1)
+
+
+def test_a_soft_cap_has_one_kernel_for_all_numbers():
+    kernel = next(
+        each for each in _explain(score_mod=mods.softcap(20.0)).kernels if each.arch is SM90
+    )
+    expected = next(each for each in _explain(softcap=3.0).kernels if each.arch is SM90)
+    assert kernel.variants == expected.variants
