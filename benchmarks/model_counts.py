@@ -25,7 +25,7 @@ import torch
 
 from benchmarks import protocol
 from fovea.arch import ARCHS, Arch
-from fovea.cli.disassembly import disassemble
+from fovea.cli.disassembly import branch_targets, disassemble
 from fovea.compile import cache
 from fovea.compile.target import CompileTarget
 from fovea.compile.variant import ForwardVariant
@@ -192,6 +192,7 @@ def late_share(listing: str) -> float:
     Of Hopper kernels: the source lets the softmax run while the product does; the assembler moves
     part of it behind the wait for that product, as far as registers have it so.
     """
+    targets = branch_targets(listing)
     shares: list[float] = []
     before = after = 0
     place = ""
@@ -201,7 +202,7 @@ def late_share(listing: str) -> float:
             place, before, after = "before", 0, 0
         elif "WARPGROUP.DEPBAR.LE gsb0, 0x0" in line:
             place = "after" if place == "before" else ""
-        elif line.startswith(".L_") or (match and match[1] in ("FMNMX", "BRA")):
+        elif line.rstrip(":") in targets or (match and match[1] in ("FMNMX", "BRA")):
             if place == "after" and before + after and not (match and match[1] == "FMNMX"):
                 shares.append(after / (before + after))
             place = ""

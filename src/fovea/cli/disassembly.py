@@ -16,6 +16,7 @@ from pathlib import Path
 
 # Where wheels put it: the package nvidia-cuda-nvdisasm, and triton.
 _PLACES = ("nvidia/cu13/bin", "triton/backends/nvidia/bin")
+_TARGET = re.compile(r"`\((\.L_\w+)\)")
 EXP2 = "MUFU.EX2"
 _OPCODE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)((?:\.\w+)*)")
 
@@ -92,16 +93,22 @@ def count_listing(listing: str) -> InstructionCounts:
 
 
 def count_blocks(listing: str) -> list[Counter[str]]:
-    """Return how often each opcode stands between two labels, block by block.
+    """Return how often each opcode stands between two targets of branches, block by block.
 
     Opcodes are without their qualifiers, but for exponentials, which are `EXP2`.
     """
+    targets = branch_targets(listing)
     blocks: list[Counter[str]] = [Counter()]
     for line in listing.splitlines():
         match = _OPCODE.match(line)
         if match:
             is_exp2 = match[1] == "MUFU" and ".EX2" in match[2]
             blocks[-1][EXP2 if is_exp2 else match[1]] += 1
-        elif line.startswith(".L_"):
+        elif line.rstrip(":") in targets:
             blocks.append(Counter())
     return blocks
+
+
+def branch_targets(listing: str) -> set[str]:
+    """Return the labels that something branches to; nvdisasm 13.5 prints others, too."""
+    return set(_TARGET.findall(listing))

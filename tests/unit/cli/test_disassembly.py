@@ -32,6 +32,10 @@ def test_listing_without_code_counts_nothing():
     assert counts == InstructionCounts(products=0, exp2=0, tma=0, local_accesses=0, total=0)
 
 
+def test_labels_that_nothing_branches_to_end_no_block():
+    assert count_blocks(f".L_x_9:\n{LISTING}") == count_blocks(LISTING)
+
+
 def test_blocks_end_at_labels_and_tell_exponentials_from_other_functions():
     first, second = count_blocks(LISTING)
     assert (first[EXP2], first["MUFU"], first["HGMMA"], first["BRA"]) == (1, 1, 2, 1)
