@@ -1,6 +1,7 @@
 """Kernels compiled by Triton: right against float64, silent under every schedule."""
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -30,10 +31,11 @@ class Compiled:
     launch: dict[str, Any]
 
     def run(self, grid: tuple[int, ...], args: list[Any], seed: int, **keywords: Any) -> None:
-        """Launch with the two scratch pointers that Triton appends; these kernels use neither."""
-        assert self.launch["scratch_bytes"] == 0
+        """Launch with the scratch pointers that Triton appends: memory of each CTA, or none."""
         kernel, threads = self.launch["kernel"], self.launch["threads"]
         count = len(self.module.parameter_sizes(kernel))
+        if self.launch["scratch_bytes"]:
+            args = [*args, aligned((self.launch["scratch_bytes"] * math.prod(grid),), np.uint8)]
         self.module.launch(
             kernel,
             grid,
@@ -43,6 +45,14 @@ class Compiled:
             options=emulator.Options(seed=seed),
             **keywords,
         )
+
+
+def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Return zeros at a multiple of 128 bytes, as tensor maps and what is made of them need."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    raw = np.zeros(size + 128, np.uint8)
+    start = -raw.ctypes.data % 128
+    return raw[start : start + size].view(dtype).reshape(shape)
 
 
 @pytest.fixture(scope="module")
@@ -235,3 +245,79 @@ def test_scan_and_histogram_are_exact(compiled, capability):
         compiled("scan_and_histogram", capability).run((1,), [x, sums, histogram, 1008], seed)
         np.testing.assert_array_equal(sums, np.cumsum(x))
         np.testing.assert_array_equal(histogram, np.bincount(x % 16, minlength=16))
+
+
+# --- kernels that were not there when the emulator was written ------------------------------------
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_parts_of_k_added_by_atomics_are_right_under_schedules(compiled, capability):
+    m, n, k = 80, 96, 112
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(shape).astype(np.float16) for shape in ((m, k), (k, n)))
+    wide = a.astype(np.float64) @ b.astype(np.float64)
+    bound = np.abs(a.astype(np.float64)) @ np.abs(b.astype(np.float64)) * k * 2.0**-23
+    for seed in range(5):
+        out = np.zeros((m, n), np.float32)
+        compiled("split_k", capability).run((2, 2, 3), [a, b, out, m, n, k], seed)
+        assert (np.abs(out - wide) <= bound).all()
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_sums_under_a_lock_are_silent_and_right(compiled, capability):
+    x = np.random.default_rng(0).integers(-99, 99, (6, 200)).astype(np.float32)
+    for seed in range(5):
+        sums, locks = np.zeros((2, 200), np.float32), np.zeros(4, np.int32)
+        compiled("locked_sum", capability).run((6,), [x, sums, locks, 200], seed)
+        np.testing.assert_array_equal(sums, [x[0::2].sum(0), x[1::2].sum(0)])
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("name", ["e4m3", "e2m1"])
+def test_scaled_product_is_right_under_schedules(compiled, name, capability):
+    rng, k = np.random.default_rng(0), 256
+    operands, values = [], []
+    for _ in range(2):
+        if name == "e4m3":
+            codes = operand(torch.Generator().manual_seed(1), torch.float8_e4m3fn, 128, k)
+            codes, value = codes.view(torch.uint8).numpy(), codes.double().numpy()
+        else:
+            codes = rng.integers(0, 256, (128, k // 2)).astype(np.uint8)
+            table = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+            both = np.stack((codes & 15, codes >> 4), -1).reshape(128, k)
+            value = np.where(both & 8, -1, 1) * table[both & 7]
+        scales = rng.integers(124, 130, (128, k // 32)).astype(np.uint8)
+        operands += [codes, scales]
+        values.append(value * np.repeat(2.0 ** (scales.astype(float) - 127), 32, axis=1))
+    wide = values[0] @ values[1].T
+    # without block-scaled units (sm_90a) Triton multiplies scaled values in bf16
+    rounding = 2.0**-7 if capability == 90 else k * 2.0**-23
+    for seed in range(3):
+        out = np.zeros((128, 128), np.float32)
+        compiled(f"scaled_{name}", capability).run((1,), [*operands, out, k], seed)
+        assert (np.abs(out - wide) <= np.abs(values[0]) @ np.abs(values[1]).T * rounding).all()
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_matmul_with_maps_made_on_the_device_is_right(compiled, capability):
+    m, n, k = 256, 128, 192
+    rng = np.random.default_rng(0)
+    a, b = aligned((m, k), np.float16), aligned((n, k), np.float16)
+    a[:], b[:] = rng.standard_normal((m, k)), rng.standard_normal((n, k))
+    wide = a.astype(np.float64) @ b.astype(np.float64).T
+    for seed in range(3):
+        out = aligned((m, n), np.float16)
+        compiled("device_maps", capability).run((3,), [a, b, out, m, n, k], seed)
+        assert (np.abs(out - wide) <= np.abs(wide) * 2.0**-11 + 1e-3).all()
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_product_with_half_sums_is_within_their_rounding(compiled, capability):
+    rng, k = np.random.default_rng(0), 64
+    a, b = (rng.standard_normal(shape).astype(np.float16) for shape in ((64, k), (k, 32)))
+    wide = a.astype(np.float64) @ b.astype(np.float64)
+    bound = np.abs(a.astype(np.float64)) @ np.abs(b.astype(np.float64)) * k * 2.0**-11
+    for seed in range(5):
+        out = np.zeros((64, 32), np.float16)
+        compiled("half_sums", capability).run((1,), [a, b, out, k], seed)
+        assert (np.abs(out - wide) <= bound).all()

@@ -123,6 +123,78 @@ def sort(x, out, BLOCK: tl.constexpr):
     tl.store(out + i, tl.sort(tl.load(x + i)))
 
 
+@triton.jit
+def split_k(a, b, c, M, N, K, SPLIT: tl.constexpr):
+    rows = tl.program_id(0) * 64 + tl.arange(0, 64)
+    columns = tl.program_id(1) * 64 + tl.arange(0, 64)
+    total = tl.zeros((64, 64), tl.float32)
+    for start in range(tl.program_id(2) * 32, K, 32 * SPLIT):
+        k = start + tl.arange(0, 32)
+        x_mask = (rows[:, None] < M) & (k[None, :] < K)
+        y_mask = (k[:, None] < K) & (columns[None, :] < N)
+        x = tl.load(a + rows[:, None] * K + k[None, :], mask=x_mask, other=0.0)
+        y = tl.load(b + k[:, None] * N + columns[None, :], mask=y_mask, other=0.0)
+        total = tl.dot(x, y, total)
+    inside = (rows[:, None] < M) & (columns[None, :] < N)
+    tl.atomic_add(c + rows[:, None] * N + columns[None, :], total, mask=inside)
+
+
+@triton.jit
+def locked_sum(x, sums, locks, n, GROUPS: tl.constexpr, BLOCK: tl.constexpr):
+    # every GROUPS-th row is added to the same sum, under a lock
+    row, i = tl.program_id(0), tl.arange(0, BLOCK)
+    group = row % GROUPS
+    value = tl.load(x + row * n + i, mask=i < n, other=0.0)
+    while tl.atomic_cas(locks + group, 0, 1) == 1:
+        pass
+    if tl.load(locks + GROUPS + group) == 0:
+        tl.atomic_xchg(locks + GROUPS + group, 1)
+    else:
+        value += tl.load(sums + group * n + i, mask=i < n, other=0.0)
+    tl.store(sums + group * n + i, value, mask=i < n)
+    tl.debug_barrier()  # all of the row is stored before another CTA may add to it
+    tl.atomic_xchg(locks + group, 0)
+
+
+@triton.jit
+def scaled(a, scale_a, b, scale_b, c, K, FORMAT: tl.constexpr, PACKED: tl.constexpr):
+    i = tl.arange(0, 128)
+    total = tl.zeros((128, 128), tl.float32)
+    for start in range(0, K, 128):
+        k = start // PACKED + tl.arange(0, 128 // PACKED)
+        s = start // 32 + tl.arange(0, 4)
+        x = tl.load(a + i[:, None] * (K // PACKED) + k[None, :])
+        y = tl.load(b + i[None, :] * (K // PACKED) + k[:, None])
+        x_scale = tl.load(scale_a + i[:, None] * (K // 32) + s[None, :])
+        y_scale = tl.load(scale_b + i[:, None] * (K // 32) + s[None, :])
+        total = tl.dot_scaled(x, x_scale, FORMAT, y, y_scale, FORMAT, total)
+    tl.store(c + i[:, None] * 128 + i[None, :], total)
+
+
+@triton.jit
+def device_maps(a_pointer, b_pointer, c_pointer, M, N, K):
+    a = tl.make_tensor_descriptor(a_pointer, [M, K], [K, 1], [128, 64])
+    b = tl.make_tensor_descriptor(b_pointer, [N, K], [K, 1], [64, 64])
+    c = tl.make_tensor_descriptor(c_pointer, [M, N], [N, 1], [128, 64])
+    for tile in range(tl.program_id(0), tl.cdiv(M, 128) * tl.cdiv(N, 64), tl.num_programs(0)):
+        row, column = tile // tl.cdiv(N, 64) * 128, tile % tl.cdiv(N, 64) * 64
+        total = tl.zeros((128, 64), tl.float32)
+        for k in range(0, K, 64):
+            total = tl.dot(a.load([row, k]), b.load([column, k]).T, total)
+        c.store([row, column], total.to(tl.float16))
+
+
+@triton.jit
+def half_sums(a, b, c, K):
+    i, j, step = tl.arange(0, 64), tl.arange(0, 32), tl.arange(0, 32)
+    total = tl.zeros((64, 32), tl.float16)
+    for k in range(0, K, 32):
+        x = tl.load(a + i[:, None] * K + k + step[None, :])
+        y = tl.load(b + (k + step)[:, None] * 32 + j[None, :])
+        total = tl.dot(x, y, total, out_dtype=tl.float16)
+    tl.store(c + i[:, None] * 32 + j[None, :], total)
+
+
 def descriptor(dtype: str, rows: int, columns: int) -> str:
     """Return the type of a tensor descriptor in a signature."""
     return f"tensordesc<{dtype}[{rows},{columns}]>"
@@ -160,6 +232,20 @@ def sources() -> list[tuple[str, Any, dict[str, str], dict[str, int], dict[str, 
         stages = {"num_stages": 3, "num_warps": 4}
         found.append((f"persistent{name}", persistent, tensors | sizes, chosen, stages))
         found.append((f"attention{name}", attention, tiles, chosen, stages))
+    halves = {"a": "*fp16", "b": "*fp16", "c": "*fp32"}
+    found += [
+        ("split_k", split_k, halves | sizes, {"SPLIT": 3}, {}),
+        ("locked_sum", locked_sum, {"x": "*fp32", "sums": "*fp32", "locks": "*i32", "n": "i32"},
+         {"GROUPS": 2, "BLOCK": 256}, {}),
+        ("device_maps", device_maps,
+         {"a_pointer": "*fp16", "b_pointer": "*fp16", "c_pointer": "*fp16"} | sizes, {},
+         {"num_stages": 3}),
+        ("half_sums", half_sums, halves | {"c": "*fp16", "K": "i32"}, {}, {}),
+    ]  # fmt: skip
+    for name, dtype, packed in (("e4m3", "*fp8e4nv", 1), ("e2m1", "*u8", 2)):
+        operands = {"a": dtype, "scale_a": "*u8", "b": dtype, "scale_b": "*u8", "c": "*fp32"}
+        formats = {"FORMAT": name, "PACKED": packed}
+        found.append((f"scaled_{name}", scaled, operands | {"K": "i32"}, formats, {}))
     for name, warps in (("matmul_tma", 4), ("matmul_tma_8_warps", 8)):
         options = {"num_stages": 3, "num_warps": warps}
         found.append((name, matmul_tma, tensors | sizes, {}, options))
