@@ -207,6 +207,28 @@ def pairs() -> Iterator[BlockCase]:
         yield thread_case(form, body, expected, source, inputs=data, target="sm_100a")
 
 
+def bulk_zeros() -> Iterator[BlockCase]:
+    """st.bulk clears some bytes of shared memory."""
+    data = numbered(512)
+    body = """
+    mov.u32 %r1, smem;
+    shl.b32 %r2, %thread, 4;
+    add.u32 %r3, %r1, %r2;
+    ld.global.v4.b32 {%r4, %r5, %r6, %r7}, [%a];
+    st.shared.v4.b32 [%r3], {%r4, %r5, %r6, %r7};
+    bar.sync 0;
+    mov.u64 %w1, 200;
+    @%first st.bulk.weak.shared::cta [%r1+40], %w1, 0;
+    bar.sync 0;
+    ld.shared.v4.b32 {%r4, %r5, %r6, %r7}, [%r3];
+    st.global.v4.b32 [%b], {%r4, %r5, %r6, %r7};
+"""
+    expected = data.copy().view(np.uint8)
+    expected[40:240] = 0
+    yield thread_case("st.bulk.weak.shared::cta", body, expected, "PTX ISA 9.7.9.13", inputs=data,
+                      target="sm_100a")  # fmt: skip
+
+
 def half_comparisons() -> Iterator[BlockCase]:
     """set with results of 16 bits and in pairs."""
     rng = np.random.default_rng(77)
@@ -240,5 +262,5 @@ def half_comparisons() -> Iterator[BlockCase]:
 
 def every_case() -> Iterator[BlockCase]:
     """Yield all cases of this module."""
-    for cases in (loads, stores, reductions, hints, pairs, half_comparisons):
+    for cases in (loads, stores, reductions, hints, pairs, half_comparisons, bulk_zeros):
         yield from cases()

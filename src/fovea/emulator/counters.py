@@ -57,7 +57,7 @@ def instruction_costs(instruction: Instruction) -> Iterator[tuple[str, int, int]
     yield f"instructions.{entry.kind}", 1, 0
     if entry.kind == "mufu":
         yield f"mufu.{mnemonic}", 0, 1
-    if mnemonic in ("ld", "st") and entry.family == "load_store":
+    if mnemonic in ("ld", "st") and entry.family == "load_store" and instruction["type"]:
         space = (instruction["space"] or "generic").partition("::")[0]
         size = size_bytes(instruction["type"]) * int(instruction["vec"][1:] or 1)
         yield f"{space}_{'load' if mnemonic == 'ld' else 'store'}_bytes", 0, size

@@ -223,3 +223,22 @@ def test_try_wait_whose_result_is_ignored_is_found() -> None:
 
     assert faults(body.replace("@@", "@!%p bra READ;")) == 0
     assert faults(body.replace("@@", "")) > 0
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ("mov.b64 %d, 0; applypriority.global.L2::evict_normal [%d], 64;", emulator.PtxError),
+        ("mov.b64 %d, 128; discard.global.L2 [%d], 64;", emulator.PtxError),
+        ("createpolicy.fractional.L2::evict_first.b64 %d, 1.5;", emulator.PtxError),
+        ("st.bulk.shared::cta [s], 12, 0;", emulator.IllegalOperand),
+        ("st.bulk.shared::cta [s], 4096, 0;", emulator.OutOfBounds),
+        ("st.bulk.shared::cta [s], 8, 1;", emulator.PtxError),
+    ],
+)
+def test_hint_or_bulk_store_with_a_wrong_operand_is_an_error_at_its_line(body, error):
+    text = ".version 8.7\n.target sm_100a\n.address_size 64\n.visible .entry k()\n{\n"
+    text += f".shared .align 8 .b8 s[64]; .reg .b64 %d;\n{body}\nret;\n}}\n"
+    with pytest.raises(error) as info:
+        emulator.load_ptx(text).launch("k", 1, 1)
+    assert info.value.line == 7

@@ -237,16 +237,14 @@ def _value_of(value: Any, accumulator: Accumulator, rows: Sequence[Array]) -> Ar
         return _unpacked(value, accumulator, rows)
     if isinstance(value, AccumulatorPart) and value.accumulator is accumulator:
         return rows[value.key]
-    if _is_split_of(value, accumulator):
+    if isinstance(value, SplitInFlight) and _is_part(value.whole, accumulator):
         return value.part_of(rows[value.whole.key])
     return None
 
 
-def _is_split_of(value: Any, accumulator: Accumulator) -> bool:
-    """Return whether a register holds a part of a register of the accumulator."""
-    if value.__class__ is not SplitInFlight or value.whole.__class__ is not AccumulatorPart:
-        return False
-    return value.whole.accumulator is accumulator
+def _is_part(value: object, accumulator: Accumulator) -> bool:
+    """Return whether something is a register of the accumulator in flight."""
+    return isinstance(value, AccumulatorPart) and value.accumulator is accumulator
 
 
 def _unpacked(
@@ -274,12 +272,12 @@ def spoil_copies(
     registers = warp.registers
     for slot in slots:
         value = registers[slot]
-        if value.__class__ is AccumulatorPart and value.accumulator is accumulator:
+        if isinstance(value, PackedInFlight):
+            for position, part in enumerate(value.parts):
+                if _is_part(part, accumulator):
+                    value.parts[position] = spoilt
+        elif _is_part(value, accumulator):
             if slot not in own:
                 registers[slot] = spoilt
-        elif _is_split_of(value, accumulator):
+        elif isinstance(value, SplitInFlight) and _is_part(value.whole, accumulator):
             registers[slot] = spoilt
-        elif value.__class__ is PackedInFlight:
-            for position, part in enumerate(value.parts):
-                if part.__class__ is AccumulatorPart and part.accumulator is accumulator:
-                    value.parts[position] = spoilt

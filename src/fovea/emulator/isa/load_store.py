@@ -1,7 +1,8 @@
-"""ld, st, and the hints that go with them.
+"""ld, st, and the hints that go with them; st.bulk.
 
 Lives here: addresses of lanes to segments, vectors, caches. Not here: bounds and races
-(`machine/memory.py`). Invariant: an address of a state space stays in that space; a generic
+(`machine/memory.py`), instructions that are hints alone (`cache_hint.py`).
+Invariant: an address of a state space stays in that space; a generic
 address may lead each lane to another segment.
 Source: PTX ISA 9.7.9.8-13.
 """
@@ -11,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from fovea.emulator.errors import OutOfBounds
+from fovea.emulator.errors import IllegalOperand, OutOfBounds
 from fovea.emulator.isa import instruction
-from fovea.emulator.isa.instruction import ALL_LANES, Array, Decoded, Inline, Instruction, merge
+from fovea.emulator.isa.instruction import ALL_LANES, Array, Decoded, Instruction, merge
 from fovea.emulator.machine.memory import LOCAL_WINDOW, RANK_SHIFT, WINDOW_SHIFT, Segment
 from fovea.emulator.ptx import syntax
 from fovea.emulator.ptx.types import LANES, is_signed, size_bytes
@@ -31,6 +32,7 @@ _LD = dict(  # noqa: C408 - keywords of the decorator
     prefetch="L2::64B L2::128B L2::256B",
 )
 _ST = {**_LD, "cop": "wb cg cs wt"}
+_BULK_LIMIT = 1 << 24  # bytes of one st.bulk
 _LOCATIONS = 4096  # places of strong accesses whose clocks a cluster keeps apart
 _OWN_SHARED = ("shared", "shared::cta")
 
@@ -384,40 +386,35 @@ def _raw(ins: Instruction, operand: syntax.Operand, ptx_type: str) -> str:
     return ptx_type
 
 
-# --- hints --------------------------------------------------------------------------------------
+# --- bulk initialisation --------------------------------------------------------------------------
 
 
-@instruction("prefetch{.space}.level [a]", "prefetchu.L1 [a]",
-             "prefetch.global.level_evict [a]", "prefetch{.tensormap_space}.tensormap [a]",
-             "applypriority{.global}.L2::evict_normal [a], size",
-             source="PTX ISA 9.7.9.15-17", evidence="manual-only", kind="memory",
-             space="global local", level="L1 L2", tensormap_space="const param",
-             level_evict="L2::evict_last L2::evict_normal")  # fmt: skip
-@instruction("discard{.global}.L2 [a], size", source="PTX ISA 9.7.9.18", evidence="manual-only",
-             kind="memory")  # fmt: skip
-def hint(ins: Instruction) -> Decoded:
-    """Read the address and do nothing: caches are not modelled."""
-    address = ins.address("a")
+@instruction("st.bulk{.weak}{.shared::cta} [a], size, initval", source="PTX ISA 9.7.9.13",
+             evidence="manual-only", kind="memory", targets="sm_100,sm_100a,sm_100f,sm_103,sm_103a,"
+             "sm_103f,sm_110,sm_110a,sm_120,sm_120a")  # fmt: skip
+def st_bulk(ins: Instruction) -> Decoded:
+    """Fill `size` bytes of the CTA's shared memory with zeros."""
+    if ins.immediate("initval"):
+        raise ins.error(f"initval {ins.immediate('initval')} must be 0")
+    read_address, read_size = ins.address("a"), ins.read("size", "u64")
+    segments = _segments_of(ins, "shared::cta")
 
     def run(w: Any, mask: Array) -> None:
-        address(w)
+        addresses, sizes = read_address(w), read_size(w)
+        access = w.touch(ins, mask)
+        for lane in np.flatnonzero(mask).tolist():
+            size, address = int(sizes[lane]), int(addresses[lane])
+            if size % 8 or size > _BULK_LIMIT or address % 8:
+                raise IllegalOperand(
+                    f"{size} bytes at {address:#x}: both must be multiples of 8, the size up to "
+                    f"{_BULK_LIMIT}",
+                    w.where(ins, lane=lane, address=address, space="shared"),
+                )
+            for segment, offsets, _ in segments(w, addresses[lane : lane + 1], mask):
+                segment.write(int(offsets[0]), np.zeros(size, np.uint8), access)
+            w.machine.counters.add("shared_store_bytes", size)
 
     return run
-
-
-@instruction("createpolicy.fractional.primary{.secondary}.b64 policy{, fraction}",
-             source="PTX ISA 9.7.9.19", evidence="manual-only",
-             primary="L2::evict_last L2::evict_normal L2::evict_first L2::evict_unchanged",
-             secondary="L2::evict_first L2::evict_unchanged")  # fmt: skip
-@instruction("createpolicy.range{.global}.primary{.secondary}.b64 policy, [a], size, total",
-             source="PTX ISA 9.7.9.19", evidence="manual-only",
-             primary="L2::evict_last L2::evict_normal L2::evict_first L2::evict_unchanged",
-             secondary="L2::evict_first L2::evict_unchanged")  # fmt: skip
-@instruction("createpolicy.cvt.L2.b64 policy, access-property", source="PTX ISA 9.7.9.19",
-             evidence="manual-only")  # fmt: skip
-def createpolicy(ins: Instruction) -> Inline:
-    """policy = an opaque value that the emulator never looks into."""
-    return ins.assign("policy", ins.program.constant(0x12F0000000000000, "b64"), "b64")
 
 
 __all__ = ["load_lanes", "merge", "store_lanes"]

@@ -30,6 +30,7 @@ _WINDOWS = {
     "shared::cluster": SHARED_WINDOW,
     "local": LOCAL_WINDOW,
     "param": PARAM_WINDOW,
+    "param::entry": PARAM_WINDOW,
     "const": CONST_WINDOW,
     "global": 0,
 }
@@ -151,8 +152,12 @@ def cvta_to(ins: Instruction) -> Inline:
     return ins.assign("d", f"{ins.src('a', 'u64')} & {low}", "u64")
 
 
-@instruction("isspacep.space p, a", source="PTX ISA 9.7.9.21", evidence="manual-only",
-             space="shared shared::cta shared::cluster local param const global")  # fmt: skip
+@instruction(
+    "isspacep.space p, a",
+    source="PTX ISA 9.7.9.21",
+    evidence="manual-only",
+    space="shared shared::cta shared::cluster local param param::entry const global",
+)
 def isspacep(ins: Instruction) -> Decoded:
     """p = whether a generic address lies in a state space."""
     window = _WINDOWS[ins["space"]] >> WINDOW_SHIFT

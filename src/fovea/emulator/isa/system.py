@@ -44,7 +44,8 @@ def fence_mbarrier_init(ins: Instruction) -> Decoded:
 
 
 @instruction("fence{.sem}.scope", "fence", "membar.level", "fence.proxy.alias",
-             "fence.proxy.tensormap::generic.release.scope",
+             "fence.proxy.tensormap::generic.release.scope", "membar.proxy.alias",
+             "membar.proxy.tensormap::generic.release.scope",
              "fence.acquire.sync_restrict.scope", "fence.release.sync_restrict.scope",
              source="PTX ISA 9.7.13.5", evidence="manual-only", kind="sync",
              sem="sc acq_rel acquire release", scope=_SCOPES, level="cta gl sys",
@@ -56,6 +57,7 @@ def fence(ins: Instruction) -> Decoded:
 
 @instruction(
     "fence.proxy.tensormap::generic.acquire.scope [addr], size",
+    "membar.proxy.tensormap::generic.acquire.scope [addr], size",
     source="PTX ISA 9.7.13.5",
     evidence="manual-only",
     kind="sync",
