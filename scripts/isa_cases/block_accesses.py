@@ -229,6 +229,38 @@ def bulk_zeros() -> Iterator[BlockCase]:
                       target="sm_100a")  # fmt: skip
 
 
+def video() -> Iterator[BlockCase]:
+    """The SIMD video instructions, element by element."""
+    rng = np.random.default_rng(41)
+    data = rng.integers(0, 1 << 32, (32, 4), np.uint32)
+    load = "    ld.global.v4.b32 {%r1, %r2, %r3, %r4}, [%a];\n"
+    for form, count, is_signed, more in (
+        ("vabsdiff4.u32.u32.u32", 4, False, ""), ("vabsdiff4.u32.u32.u32", 4, False, ".add"),
+        ("vadd2.s32.s32.s32", 2, True, ".sat"), ("vsub4.u32.u32.u32", 4, False, ""),
+        ("vavrg4.u32.u32.u32", 4, False, ""), ("vmax2.s32.s32.s32", 2, True, ""),
+        ("vmin4.s32.s32.s32", 4, True, ""), ("vset4.u32.u32.lt", 4, False, ""),
+    ):  # fmt: skip
+        bits, values = 32 // count, []
+        for a, b, c, _ in data.tolist():
+            elements = []
+            for n in range(count):
+                x, y = (v >> bits * n & (1 << bits) - 1 for v in (a, b))
+                if is_signed:
+                    x, y = (v - (1 << bits) * (v >> bits - 1) for v in (x, y))
+                found = {"vabsdiff": abs(x - y), "vadd": x + y, "vsub": x - y, "vmax": max(x, y),
+                         "vavrg": (x + y + 1) // 2, "vmin": min(x, y), "vset": int(x < y)
+                         }[form.split(".")[0][:-1]]  # fmt: skip
+                if more == ".sat":
+                    found = min(max(found, -(1 << bits - 1)), (1 << bits - 1) - 1)
+                elements.append(found)
+            packed = sum((e % (1 << bits)) << bits * n for n, e in enumerate(elements))
+            values.append((sum(elements) + c) % (1 << 32) if more == ".add" else packed)
+        expected = np.zeros((32, 4), np.uint32)
+        expected[:, 0] = values
+        body = f"{load}    {form}{more} %r5, %r1, %r2, %r3;\n    st.global.b32 [%b], %r5;\n"
+        yield thread_case(f"{form}{more}", body, expected, "PTX ISA 9.7.18.3-4", inputs=data)
+
+
 def half_comparisons() -> Iterator[BlockCase]:
     """set with results of 16 bits and in pairs."""
     rng = np.random.default_rng(77)
@@ -262,5 +294,5 @@ def half_comparisons() -> Iterator[BlockCase]:
 
 def every_case() -> Iterator[BlockCase]:
     """Yield all cases of this module."""
-    for cases in (loads, stores, reductions, hints, pairs, half_comparisons, bulk_zeros):
+    for cases in (loads, stores, reductions, hints, pairs, half_comparisons, bulk_zeros, video):
         yield from cases()

@@ -154,7 +154,50 @@ def loads() -> Iterator[BlockCase]:
         )  # fmt: skip
 
 
+WMMA = "PTX ISA 9.7.15.4"
+# (shape, a and b, c and d, registers of a, b, c)
+WMMA_FORMS = (
+    ("m16n16k16", "f16", "f32", (8, 8, 8)), ("m16n16k16", "f16", "f16", (8, 8, 4)),
+    ("m32n8k16", "f16", "f32", (8, 8, 8)), ("m8n32k16", "f16", "f32", (8, 8, 8)),
+    ("m16n16k16", "bf16", "f32", (4, 4, 8)), ("m16n16k8", "tf32", "f32", (4, 4, 8)),
+    ("m16n16k16", "s8", "s32", (2, 2, 8)), ("m32n8k16", "u8", "s32", (4, 1, 8)),
+)  # fmt: skip
+
+
+def whole_products() -> Iterator[BlockCase]:
+    """wmma: A in rows, B in columns, C and D in columns, each with a stride of its own."""
+    for number, (shape, kind, d, counts) in enumerate(WMMA_FORMS):
+        m, n, k = (int(x) for x in shape[1:].replace("n", " ").replace("k", " ").split())
+        rng = np.random.default_rng(number)
+        is_half = d == "f16"
+        draw_one = (lambda s: rng.integers(-2, 3, s)) if is_half else (lambda s: draw(rng, s, kind))  # noqa: B023
+        x, y, c = draw_one((m, k)), draw_one((n, k)), rng.integers(-50, 51, (n, m))
+        parts = [encode(x, kind), encode(y, kind), results(c, d)]
+        expected = results((x @ y.T).T + c, d)
+        at = np.cumsum([0, *(words(part).nbytes for part in parts)]).tolist()
+        text = "".join(f"    add.u64 %w{j}, %in, {at[j]};\n" for j in range(3))
+        names, start = [], 0
+        for count in counts:
+            names.append(registers("d", count, start))
+            start += count
+        out = registers("d", counts[2], start)
+        for j, (name, layout, stride, type_) in enumerate(
+            (("a", "row", k, kind), ("b", "col", k, kind), ("c", "col", m, d))
+        ):
+            text += f"    wmma.load.{name}.sync.aligned.{layout}.{shape}.global.{type_} "
+            text += f"{names[j]}, [%w{j}], {stride};\n"
+        types = f"{d}.{d}" if kind == "f16" else f"{d}.{kind}.{kind}.{d}"
+        form = f"wmma.mma.sync.aligned.row.col.{shape}.{types}"
+        text += f"    {form} {out}, {', '.join(names)};\n"
+        text += f"    wmma.store.d.sync.aligned.col.{shape}.global.{d} [%out], {out}, {m};\n"
+        yield BlockCase(
+            name=form, group="mma", source=WMMA,
+            ptx=kernel(text, wide=(("d", start + counts[2]),)),
+            inputs=np.concatenate([words(part) for part in parts]), expected=words(expected),
+        )  # fmt: skip
+
+
 def every_case() -> Iterator[BlockCase]:
     """Yield all cases of this module."""
-    for cases in (products, loads):
+    for cases in (products, loads, whole_products):
         yield from cases()

@@ -15,7 +15,7 @@ unreadable for good.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -238,7 +238,8 @@ def _value_of(value: Any, accumulator: Accumulator, rows: Sequence[Array]) -> Ar
     if isinstance(value, AccumulatorPart) and value.accumulator is accumulator:
         return rows[value.key]
     if isinstance(value, SplitInFlight) and _is_part(value.whole, accumulator):
-        return value.part_of(rows[value.whole.key])
+        key = cast(int, value.whole.key)
+        return value.part_of(rows[key])
     return None
 
 

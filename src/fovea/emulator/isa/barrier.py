@@ -245,7 +245,7 @@ def _condition(
     """Return a function giving (barrier, whether the awaited phase is complete, phase)."""
     address = ins.address("addr")
     is_parity = ins.has("parity")
-    read = ins.read("phaseParity" if is_parity else "state", "u32" if is_parity else "u64")
+    read = ins.read("phaseParity" if is_parity else "state", "u32")  # low word of a state: phase
 
     def condition(w: Any, mask: Array) -> tuple[MBarrier, Callable[[], bool], int]:
         lane = 0 if mask is ALL_LANES else int(mask.argmax())

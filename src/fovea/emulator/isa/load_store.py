@@ -39,7 +39,7 @@ _OWN_SHARED = ("shared", "shared::cta")
 Groups = list[tuple[Segment, Array, Array | None]]
 
 
-def _segments_of(ins: Instruction, space: str) -> Callable[[Any, Array, Array], Groups]:
+def segments_of(ins: Instruction, space: str) -> Callable[[Any, Array, Array], Groups]:
     """Return a function from addresses of active lanes to (segment, offsets, lane positions)."""
     if space in _OWN_SHARED:
         shift = np.uint32(RANK_SHIFT)
@@ -214,7 +214,7 @@ def load_lanes(
     """Return `load(warp, mask) -> (count, 32)` unsigned values at a memory operand."""
     address = ins.address(name)
     used = _used_bytes(ins, item * count)
-    segments = _segments_of(ins, space)
+    segments = segments_of(ins, space)
 
     def load(w: Any, mask: Array) -> Array:
         addresses = address(w)
@@ -242,7 +242,7 @@ def store_lanes(
 ) -> Callable[[Any, Array, Array], None]:
     """Return `store(warp, mask, (count, 32) values)` at a memory operand."""
     address = ins.address(name)
-    segments = _segments_of(ins, space)
+    segments = segments_of(ins, space)
 
     def store(w: Any, mask: Array, values: Array) -> None:
         addresses = address(w)
@@ -397,7 +397,7 @@ def st_bulk(ins: Instruction) -> Decoded:
     if ins.immediate("initval"):
         raise ins.error(f"initval {ins.immediate('initval')} must be 0")
     read_address, read_size = ins.address("a"), ins.read("size", "u64")
-    segments = _segments_of(ins, "shared::cta")
+    segments = segments_of(ins, "shared::cta")
 
     def run(w: Any, mask: Array) -> None:
         addresses, sizes = read_address(w), read_size(w)
