@@ -86,7 +86,8 @@ def _splits_keys(problem: AttentionProblem) -> bool:
 
 def _packs_heads_on_blackwell(problem: AttentionProblem, features: ForwardFeatures) -> bool:
     """Return whether a call gets a Blackwell plan for few queries."""
-    is_small = problem.seqlen_q * problem.group_size < _MAX_SEQLEN
+    rows = problem.seqlen_q if problem.varlen is None else problem.q.shape[0]
+    is_small = rows * problem.group_size < _MAX_SEQLEN
     return problem.seqlen_q <= FEW_QUERIES and is_small and not features.block_lists
 
 
@@ -98,7 +99,9 @@ def _is_pair(problem: AttentionProblem, features: ForwardFeatures) -> bool:
     one O a CTA, the bytes of K and V bind, and pairs pay under a band, too.
     """
     head_dims = _blackwell_head_dims(problem)
-    if features.block_lists or problem.seqlen_q < PAIR_QUERIES or head_dims[1] % 128 != 0:
+    if features.block_lists or features.varlen or head_dims[1] % 128 != 0:
+        return False
+    if problem.seqlen_q < PAIR_QUERIES:
         return False
     is_banded = features.limit_left or features.limit_right
     return max(head_dims) > 192 or (not is_banded and head_dims[0] > 64)
@@ -245,8 +248,8 @@ def _lacking_head_dim(problem: AttentionProblem, arch: Arch) -> str | None:
 
 
 def _lacking_layout(problem: AttentionProblem, arch: Arch) -> str | None:
-    if problem.varlen is not None and arch.name != "sm90":
-        return f"packed sequences (attention_varlen) have no kernel for {arch} yet"
+    if problem.is_paged and arch.name != "sm90":
+        return f"page_table has no kernel for {arch} yet"
     if problem.varlen is not None:
         keys = problem.k.shape[0]
         if problem.varlen.page_table is not None:

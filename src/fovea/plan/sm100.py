@@ -12,6 +12,7 @@ from fovea.plan.combine import CombinePlan
 from fovea.plan.features import ForwardFeatures
 from fovea.plan.pipeline import BARRIER_BYTES, Edge
 from fovea.plan.roles import WARP_SIZE, Role, check_roles
+from fovea.plan.sequences import SEQUENCE_WORDS
 from fovea.plan.sm100_tiles import (
     CHUNK_COLUMNS,
     ELEMENT_BYTES,
@@ -111,6 +112,8 @@ class ForwardPlan:
             # Its half of V is whole blocks of 64 columns. Block lists belong to 128 rows.
             assert self.head_dim_v % 128 == 0 and not self.features.block_lists
             assert self.splits_columns or not self.splits_keys
+        # Rows of a packed sequence end anywhere, and pairs of CTAs are untried with them.
+        assert not self.features.varlen or (self.cluster == 1 and not self.stages_o)
         # A block list belongs to one head; packed rows take no box of the copy engine.
         if self.packs_heads:
             assert self.splits_keys and self.cluster == 1 and not self.stages_o
@@ -341,6 +344,7 @@ class ForwardPlan:
             + WORK_STAGES * self.flag_words * 4
             + 16  # where the allocator of tensor memory writes
             + 16 * (self.cluster > 1)  # the mailbox, aligned
+            + WORK_STAGES * SEQUENCE_WORDS * 4 * self.features.varlen
         )
 
     @property
@@ -374,6 +378,7 @@ class ForwardPlan:
             head_dim_v=self.head_dim_v,
             sink=self.features.sink,
             max_score=self.features.max_score,
+            has_idle_rows=self.features.varlen,
         )
 
     @property
@@ -391,9 +396,10 @@ class ForwardPlan:
     def is_dynamic(self) -> bool:
         """True where CTAs draw query tiles from a counter, since tiles differ in work.
 
-        Few queries see about the same keys, and a counter would have to be zeroed before.
+        Few queries see about the same keys, and a counter would have to be zeroed before; the table
+        of packed sequences has one.
         """
-        return self.is_banded and not self.packs_heads
+        return (self.is_banded and not self.packs_heads) or self.features.varlen
 
     @property
     def name(self) -> str:
@@ -434,7 +440,7 @@ def make_forward_plan(
     shape = forward_tile(
         head_dims,
         joins_maxima=splits_keys and features.max_score,
-        packs_heads=packs_heads,
+        writes_rows=packs_heads or features.varlen,
         cluster=cluster,
     )
     return ForwardPlan(

@@ -42,13 +42,13 @@ def forward_tile(
     head_dims: tuple[int, int],
     *,
     joins_maxima: bool = False,
-    packs_heads: bool = False,
+    writes_rows: bool = False,
     cluster: int = 1,
 ) -> TileShape:
     """Return the tile shape of (head_dim, head_dim_v) already rounded up.
 
-    In a cluster of two CTAs each holds half of every K and V tile. Packed rows of O lie anywhere,
-    so that threads write them.
+    In a cluster of two CTAs each holds half of every K and V tile. With `writes_rows` O never goes
+    through shared memory: packed heads lie apart, packed sequences end anywhere.
 
     Tensor memory has 512 columns for S and O of both streams. Up to 128 columns of V two S of 128
     columns fit beside two O, up to 192 two of 64; from there on, and where two Q tiles would leave
@@ -61,7 +61,7 @@ def forward_tile(
     control = _CONTROL_BYTES + _MAXIMA_BYTES * joins_maxima + _EXCHANGE_BYTES * splits_columns
     room = SHARED_BYTES_PER_CTA - control - q_stages * STREAM_ROWS * head_dim * ELEMENT_BYTES
     # O goes straight to global memory where its tile would take a stage of K or V.
-    stages_o = max(head_dims) <= 128 and not packs_heads
+    stages_o = max(head_dims) <= 128 and not writes_rows
     room -= STREAM_ROWS * head_dim_v * ELEMENT_BYTES * stages_o
     return TileShape(
         tile_n,

@@ -132,3 +132,12 @@ def partials() -> tuple[Any, ...]:
         aligned(cutlass.Float32, rows, 4),
         cutlass.Int32(1),
     )
+
+
+def sequences(*, has_pages: bool) -> tuple[Any, ...]:
+    """Return the table, which the kernel makes, the page table, and where the sequences lie."""
+    pages = strided(cutlass.Int32, 2) if has_pages else None
+    starts = (strided(cutlass.Int32, 1), strided(cutlass.Int32, 1))
+    used = (strided(cutlass.Int32, 1), strided(cutlass.Int32, 1))
+    flags = (cutlass.Int32(1), cutlass.Int32(1))
+    return (strided(cutlass.Int32, 1), pages, *starts, *used, *flags)

@@ -15,6 +15,7 @@ from fovea.kernels.device.kv_walk import BlockListTensors
 from fovea.kernels.device.masking import Band
 from fovea.kernels.device.pipeline import Ring
 from fovea.kernels.device.scheduler import TileOrder
+from fovea.kernels.device.sequences import SequenceTable
 from fovea.kernels.device.work import WorkRing
 from fovea.kernels.portable.combine import Partials
 from fovea.kernels.sm100.signals import Signals
@@ -36,6 +37,7 @@ class Problem(NamedTuple):
     block_lists: BlockListTensors | None
     counter: cute.Tensor | None  # (1,), 0 at launch: tiles drawn beyond each CTA's first
     packing: Packing | None
+    sequences: SequenceTable | None  # of a packed batch; `band` then holds what all share
 
 
 class TmaLoads(NamedTuple):

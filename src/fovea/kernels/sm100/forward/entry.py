@@ -18,6 +18,7 @@ from fovea.kernels.device.fake_arguments import (
     mod_scalars,
     operand,
     partials,
+    sequences,
 )
 from fovea.kernels.sm100.forward.kernel import ForwardKernel
 from fovea.kernels.sm100.umma import element_type
@@ -28,6 +29,9 @@ def build(plan: ForwardPlan) -> tuple[Any, list[Any]]:
     """Return the host function of a plan and its fake arguments."""
     kernel = ForwardKernel(plan)
     kernel.kernel.set_name_prefix(plan.name, remove_cutlass_symbol=True, keep_mangled_name=False)
+    kernel.table_kernel.set_name_prefix(
+        f"{plan.name}_sequences", remove_cutlass_symbol=True, keep_mangled_name=False
+    )
     if kernel.merge is not None:
         kernel.merge.kernel.set_name_prefix(
             kernel.merge.plan.name, remove_cutlass_symbol=True, keep_mangled_name=False
@@ -38,21 +42,22 @@ def build(plan: ForwardPlan) -> tuple[Any, list[Any]]:
 def _arguments(plan: ForwardPlan) -> list[Any]:
     features = plan.features
     dtype = element_type(plan)
-    batch, seqlen_q, seqlen_kv, heads_q, heads_kv = (cute.sym_int32() for _ in range(5))
+    batch, rows_q, rows_kv, heads_q, heads_kv = (cute.sym_int32() for _ in range(5))
     head_dim, head_dim_v = (cute.sym_int32(divisibility=8) for _ in range(2))
-    rows = (batch, heads_q, seqlen_q)
+    outer = () if features.varlen else (batch,)
+    rows = (*outer, heads_q, rows_q)
     return [
-        operand(dtype, (batch, seqlen_q, heads_q, head_dim)),
-        operand(dtype, (batch, seqlen_kv, heads_kv, head_dim)),
-        operand(dtype, (batch, seqlen_kv, heads_kv, head_dim_v)),
-        operand(dtype, (batch, seqlen_q, heads_q, head_dim_v)),
+        operand(dtype, (*outer, rows_q, heads_q, head_dim)),
+        operand(dtype, (*outer, rows_kv, heads_kv, head_dim)),
+        operand(dtype, (*outer, rows_kv, heads_kv, head_dim_v)),
+        operand(dtype, (*outer, rows_q, heads_q, head_dim_v)),
         aligned(cutlass.Float32, rows, 4),
         aligned(cutlass.Float32, rows, 4) if features.max_score else None,
         aligned(cutlass.Float32, (heads_q,), 4) if features.sink else None,
         partials() if plan.packs_heads else None,
-        aligned(cutlass.Int32, (1,), 4) if plan.is_dynamic else None,
+        aligned(cutlass.Int32, (1,), 4) if plan.is_dynamic and not features.varlen else None,
         block_lists(features),
-        None,  # packed sequences, which this kernel does not take
+        sequences(has_pages=False) if features.varlen else None,
         (cutlass.Float32(1.0), cutlass.Float32(1.0), cutlass.Float32(1.0)),
         tuple(cutlass.Int32(1) for _ in range(5)),
         captures(features),

@@ -10,6 +10,9 @@ moving reference would have had, up to rounding, and others are redone.
 import cutlass
 import cutlass.cute as cute
 
+from fovea.kernels.device.kv_walk import band_of_walk
+from fovea.kernels.device.masking import Band
+from fovea.kernels.device.packing import Row as Place
 from fovea.kernels.device.pipeline import stage_of
 from fovea.kernels.device.scheduler import split_of
 from fovea.kernels.device.softmax import finite_reference
@@ -26,8 +29,9 @@ from fovea.kernels.sm100.forward.output import (
     write_tile,
 )
 from fovea.kernels.sm100.forward.rows import larger
-from fovea.kernels.sm100.forward.streams import row_of, rows_of
+from fovea.kernels.sm100.forward.streams import num_rows, of_used_row, row_of, rows_of
 from fovea.kernels.sm100.signals import tell, wait
+from fovea.plan.combine import IDLE_SUM
 from fovea.plan.numerics import LN_2, LOG2_E, OPTIMISTIC_SUM_LIMIT
 from fovea.plan.roles import WARPGROUP_THREADS
 from fovea.plan.sm100 import WARPS_PER_WARPGROUP
@@ -140,15 +144,16 @@ def _rows(
     flag_slot = select(work.is_redo == 0, slot, work.is_redo - 1)
     in_head = walk.m_idx * plan.tile_m + tile * STREAM_ROWS + thread
     place = row_of(plan, in_head, walk, problem.group_size)
+    band = band_of_walk(problem.band, walk)
     row = Row(
         walk=walk,
-        q_idx=place.q_idx,
-        head=place.head,
+        place=place,
+        num_rows=num_rows(plan, walk, band),
         thread=thread,
         warp=warp,
         tile=tile,
         flags=flag_slot * plan.flag_words + stream * WARPS_PER_WARPGROUP + warp,
-        sums=_weigh(plan, outputs, place.head, parts),
+        sums=_of_used_row(plan, place, band, _weigh(plan, outputs, place.head, parts)),
     )
     if cutlass.const_expr(plan.packs_heads):
         partials = problem.packing.partials
@@ -156,12 +161,13 @@ def _rows(
             write_tile(plan, outputs, shared, row)
         else:
             split = split_of(work.tile_number, problem.order)
-            row = row._replace(sums=_weigh(plan, outputs, place.head, parts, is_part=True))
-            write_part(plan, partials, shared, row, split, problem.band.seqlen_q)
+            sums = _weigh(plan, outputs, place.head, parts, is_part=True)
+            row = row._replace(sums=_of_used_row(plan, place, band, sums, is_part=True))
+            write_part(plan, partials, shared, row, split)
     elif cutlass.const_expr(plan.is_optimistic):
         if work.is_redo == 0:
             doubt = write_tile(plan, outputs, shared, row)
-            _judge(plan, problem, shared, row, doubt, slot)
+            _judge(plan, shared, row, band, doubt, slot)
         else:
             write_rows(plan, outputs, shared, row)
     else:
@@ -220,12 +226,39 @@ def _weigh(
     return Sums(joined, row_sum, lse, total, row_max, weighed)
 
 
+def _of_used_row(plan, place: Place, band: Band, sums: Sums, *, is_part: bool = False) -> Sums:
+    """Return a row's sums, those of a row that sees nothing, the sink neither, where it is idle.
+
+    A merge knows idle rows by their negative sums.
+    """
+    if not plan.features.varlen:
+        return sums
+    is_used = place.q_idx < band.seqlen_q
+    zero = cutlass.Float32(0.0)
+    parts = tuple(
+        part._replace(
+            weight=select(is_used, part.weight, zero),
+            is_dead=part.is_dead | (is_used ^ cutlass.Boolean(True)),
+        )
+        for part in sums.parts
+    )
+    row_max = sums.row_max
+    if row_max is not None:
+        row_max = of_used_row(plan, place.q_idx, band, row_max)
+    return sums._replace(
+        row_sum=select(is_used, sums.row_sum, cutlass.Float32(IDLE_SUM if is_part else 0.0)),
+        lse=of_used_row(plan, place.q_idx, band, sums.lse),
+        row_max=row_max,
+        parts=parts,
+    )
+
+
 @cute.jit
 def _judge(
     plan: cutlass.Constexpr,
-    problem: Problem,
     shared: SharedTiles,
     row: Row,
+    band: Band,
     doubt: cutlass.Float32,
     slot: cutlass.Int32,
 ):
@@ -235,7 +268,7 @@ def _judge(
     """
     fits = row.sums.total + doubt < OPTIMISTIC_SUM_LIMIT  # false for NaN
     # Rows past the end are never stored, so whatever became of them is right.
-    is_bad = (fits ^ cutlass.Boolean(True)) & (row.q_idx < problem.band.seqlen_q)
+    is_bad = (fits ^ cutlass.Boolean(True)) & (row.place.q_idx < band.seqlen_q)
     bits = cute.arch.vote_ballot_sync(is_bad)
     if cute.arch.lane_idx() == 0:
         shared.work.flags[row.flags] = cutlass.Int32(bits)

@@ -20,6 +20,14 @@ from fovea.kernels.device.mods import ModTable, make_mod_table
 from fovea.kernels.device.pipeline import init_ring, make_ring
 from fovea.kernels.device.scheduler import TileOrder, num_tiles
 from fovea.kernels.device.score import Scalars
+from fovea.kernels.device.sequences import (
+    TABLE_THREADS,
+    SequenceTable,
+    SequenceTensors,
+    counter_of,
+    fill_table,
+    shifting_view,
+)
 from fovea.kernels.device.work import WorkRing, clear, work_words
 from fovea.kernels.portable.combine import CombineKernel, Merged, Partials
 from fovea.kernels.sm100.forward import epilogue, load, mma, queries, softmax
@@ -27,6 +35,7 @@ from fovea.kernels.sm100.forward.arguments import Outputs, Packing, Problem, Sha
 from fovea.kernels.sm100.signals import Signals, init_signals
 from fovea.kernels.sm100.umma import element_type, row_major_layout, transposed_layout
 from fovea.plan.roles import WARP_SIZE
+from fovea.plan.sequences import SEQUENCE_WORDS
 from fovea.plan.sm100 import (
     FIRST_QUERY_WARP,
     LOAD_WARP,
@@ -112,13 +121,13 @@ class ForwardKernel:
         atom_q, tma_q = None, None
         if cutlass.const_expr(not plan.packs_heads):
             atom_q, tma_q = cpasync.make_tiled_tma_atom(
-                load_op, _modes(mQ, _ROW_MAJOR_MODES), cute.slice_(layouts.q, stage), q_box
+                load_op, self._rows(mQ), cute.slice_(layouts.q, stage), q_box
             )
         atom_k, tma_k = cpasync.make_tiled_tma_atom(
-            load_op, _modes(mK, _ROW_MAJOR_MODES), cute.slice_(layouts.k, stage), k_box
+            load_op, self._rows(mK), cute.slice_(layouts.k, stage), k_box
         )
         atom_v, tma_v = cpasync.make_tiled_tma_atom(
-            load_op, _modes(mV, _TRANSPOSED_MODES), cute.slice_(layouts.v, stage), v_box
+            load_op, self._columns(mV), cute.slice_(layouts.v, stage), v_box
         )
         atom_o, tma_o = None, None
         if cutlass.const_expr(plan.stages_o):
@@ -126,28 +135,42 @@ class ForwardKernel:
             atom_o, tma_o = cpasync.make_tiled_tma_atom(
                 store_op, _modes(mO, _ROW_MAJOR_MODES), cute.slice_(layouts.o, stage), o_box
             )
-        batch, seqlen_q, heads, _ = mQ.shape
+        rows_q, heads = mQ.shape[-3], mQ.shape[-2]
         offset, left, right, section_heads, num_ctas = integers
-        group_size = heads // mK.shape[2]
+        group_size = heads // mK.shape[-2]
         packing, num_splits, heads_a_row = None, None, 1
         if cutlass.const_expr(plan.packs_heads):
             packing = Packing(mQ, Partials(*partials))
             num_splits = packing.partials.num_splits
-            heads, heads_a_row = mK.shape[2], group_size
+            heads, heads_a_row = mK.shape[-2], group_size
+        table = None
+        if cutlass.const_expr(plan.features.varlen):
+            words, _, *where = sequences
+            where = SequenceTensors(*where)
+            num_sequences = where.mStartQ.shape[0]  # the batch, and the rows behind it
+            table = SequenceTable(words, num_sequences)
+            self._fill_table(where, table, (rows_q, mK.shape[0]), heads_a_row, stream)
+            counter = counter_of(table)
+            # No sequence has more tiles than its share, and each may round up.
+            num_m_tiles, head_rows = rows_q * heads_a_row // plan.tile_m + num_sequences, heads
+        else:
+            num_m_tiles = cute.ceil_div(rows_q * heads_a_row, plan.tile_m)
+            head_rows = heads * mQ.shape[0]
         order = TileOrder(
-            num_m_tiles=cute.ceil_div(seqlen_q * heads_a_row, plan.tile_m),
+            num_m_tiles=num_m_tiles,
             heads=heads,
-            head_rows=heads * batch,
+            head_rows=head_rows,
             section_heads=section_heads,
             num_splits=num_splits,
         )
         problem = Problem(
             order=order,
-            band=Band(offset, left, right, seqlen_q, mK.shape[1]),
+            band=Band(offset, left, right, rows_q, mK.shape[-3]),
             group_size=group_size,
             block_lists=BlockListTensors(*lists) if plan.features.block_lists else None,
             counter=counter,
             packing=packing,
+            sequences=table,
         )
         self.kernel(
             problem,
@@ -169,7 +192,55 @@ class ForwardKernel:
         )
         if cutlass.const_expr(plan.packs_heads):
             if num_splits > 1:
-                self.merge(packing.partials, Merged(mO, mLSE, mMaxScore, mSink), stream)
+                numbers = [self._as_batch(mLSE), self._as_batch(mMaxScore)]
+                merged = Merged(self._as_batch(mO), *numbers, mSink)
+                self.merge(packing.partials, merged, stream)
+
+    def _as_batch(self, tensor: cute.Tensor | None) -> cute.Tensor | None:
+        """Return a tensor with a batch axis: packed sequences are one entry."""
+        if tensor is None or not self.plan.features.varlen:
+            return tensor
+        shape, stride = (1, *tensor.shape), (0, *tensor.stride)
+        return cute.make_tensor(tensor.iterator, cute.make_layout(shape, stride=stride))
+
+    def _rows(self, tensor: cute.Tensor) -> cute.Tensor:
+        """Return a tensor with rows first, for the copy engine."""
+        if self.plan.features.varlen:
+            return shifting_view(tensor)
+        return _modes(tensor, _ROW_MAJOR_MODES)
+
+    def _columns(self, tensor: cute.Tensor) -> cute.Tensor:
+        """Return a tensor with columns first, for the copy engine."""
+        if self.plan.features.varlen:
+            return shifting_view(tensor, is_transposed=True)
+        return _modes(tensor, _TRANSPOSED_MODES)
+
+    def _fill_table(
+        self,
+        where: SequenceTensors,
+        table: SequenceTable,
+        totals: tuple,
+        heads_a_row: cutlass.Int32 | int,
+        stream: Any,
+    ):
+        """Launch the kernel that makes the table of sequences; `totals` are of rows and keys."""
+        self.table_kernel(where, table, *totals, heads_a_row).launch(
+            grid=(cute.ceil_div(table.num_sequences, TABLE_THREADS), 1, 1),
+            block=(TABLE_THREADS, 1, 1),
+            stream=stream,
+        )
+
+    @cute.kernel
+    def table_kernel(
+        self,
+        where: SequenceTensors,
+        table: SequenceTable,
+        total_q: cutlass.Int32,
+        total_kv: cutlass.Int32,
+        heads_a_row: cutlass.Int32,
+    ):
+        """Write the table of sequences."""
+        fill_table(where, table, total_q, total_kv, self.plan.tile_m, False, heads_a_row)
 
     @cute.kernel
     def kernel(
@@ -277,6 +348,10 @@ class ForwardKernel:
             )
         num_words = WORK_STAGES * plan.flag_words
         flags = smem.allocate_tensor(cutlass.Int32, cute.make_layout(num_words))
+        sequences = None
+        if plan.features.varlen:
+            layout = cute.make_layout(WORK_STAGES * SEQUENCE_WORDS)
+            sequences = smem.allocate_tensor(cutlass.Int32, layout, 16)
         mailbox, rank = None, None
         if plan.cluster > 1:
             letter = smem.allocate_tensor(cutlass.Int32, cute.make_layout(2), 8)
@@ -288,7 +363,7 @@ class ForwardKernel:
             return smem.allocate_tensor(dtype, layout.outer, SHARED_ALIGNMENT, layout.inner)
 
         tiles = [tile(layout) for layout in layouts]
-        work = WorkRing(words, flags, rings[3])
+        work = WorkRing(words, flags, rings[3], sequences)
         unknown = cutlass.Int32(0)
         signals = Signals(*firsts)
         shared = SharedTiles(

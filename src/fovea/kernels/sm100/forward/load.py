@@ -15,6 +15,7 @@ from fovea.kernels.device.cluster import Rank, receive, send
 from fovea.kernels.device.kv_walk import Share, Walk, kv_tile, make_walk, reorder
 from fovea.kernels.device.pipeline import Ring, expect_bytes, stage_of, wait_empty
 from fovea.kernels.device.scheduler import decode_tile, num_tiles, split_of
+from fovea.kernels.device.sequences import band_of_sequence, bounded, find_tile, packed_tiles
 from fovea.kernels.device.values import select
 from fovea.kernels.device.work import (
     PAUSE,
@@ -58,12 +59,10 @@ def run(plan: cutlass.Constexpr, problem: Problem, tma: TmaLoads, shared: Shared
     use = cutlass.Int32(0)
     fresh = cute.arch.block_idx()[0] // plan.cluster
     tile_number = cutlass.Int32(0)
+    total = _total_tiles(problem)
     while use >= 0:
-        tile_number, is_redo = _next_work(plan, problem, shared, use, fresh, tile_number)
-        tile = decode_tile(cutlass.max(tile_number, 0), problem.order)
-        tile = reorder(tile, problem.order, problem.block_lists)
-        share = _share(plan, problem, cutlass.max(tile_number, 0))
-        walk = make_walk(tile, problem.band, problem.block_lists, plan, share)
+        tile_number, is_redo = _next_work(plan, shared, use, fresh, tile_number, total)
+        walk = _walk(plan, problem, cutlass.max(tile_number, 0))
         announce(shared.work, use, Work(tile_number, is_redo, walk), plan.work_edge)
         if tile_number == STOP:
             use = cutlass.Int32(-1)
@@ -81,6 +80,31 @@ def run(plan: cutlass.Constexpr, problem: Problem, tma: TmaLoads, shared: Shared
                 fresh = from_first_lane(drawn) if plan.is_dynamic else drawn
 
 
+@cute.jit
+def _total_tiles(problem: Problem) -> cutlass.Int32:
+    """Return the number of query tiles of the call."""
+    total = cutlass.Int32(0)
+    if cutlass.const_expr(problem.sequences is None):
+        total = cutlass.Int32(num_tiles(problem.order))
+    else:
+        total = packed_tiles(problem.sequences, problem.order)
+    return total
+
+
+@cute.jit
+def _walk(plan: cutlass.Constexpr, problem: Problem, tile_number: cutlass.Int32) -> Walk:
+    """Return the walk of the query tile with this number, in its sequence."""
+    band = problem.band
+    if cutlass.const_expr(problem.sequences is None):
+        tile, sequence = decode_tile(tile_number, problem.order), ()
+        tile = reorder(tile, problem.order, problem.block_lists)
+    else:
+        tile, sequence = find_tile(tile_number, problem.sequences, problem.order)
+        band = band_of_sequence(problem.band, sequence)
+    share = _share(plan, problem, tile_number)
+    return make_walk(tile, band, problem.block_lists, plan, share, sequence)
+
+
 def _share(plan, problem: Problem, tile_number: cutlass.Int32) -> Share | None:
     """Return which part of its keys a packed tile works on."""
     if not plan.packs_heads:
@@ -92,11 +116,11 @@ def _share(plan, problem: Problem, tile_number: cutlass.Int32) -> Share | None:
 @cute.jit
 def _next_work(
     plan: cutlass.Constexpr,
-    problem: Problem,
     shared: SharedTiles,
     use: cutlass.Int32,
     fresh: cutlass.Int32,
     last: cutlass.Int32,
+    total: cutlass.Int32,
 ):
     """Return the tile to announce and the redo word: 0, or 1 + the slot whose flags say which rows.
 
@@ -105,7 +129,7 @@ def _next_work(
     """
     verdict = await_verdict(shared.work, use, plan.work_edge)
     if cutlass.const_expr(plan.cluster == 1):
-        tile_number, is_redo = _decide(plan, problem, use, fresh, last, verdict)
+        tile_number, is_redo = _decide(plan, use, fresh, last, total, verdict)
     else:
         said = select(verdict.wants_redo, cutlass.Int32(1), cutlass.Int32(0))
         tile_number, is_redo = last, cutlass.Int32(0)
@@ -113,7 +137,7 @@ def _next_work(
         if rank.is_first:
             heard, _ = receive(mailbox, use)
             both = verdict._replace(wants_redo=verdict.wants_redo | (heard != 0))
-            tile_number, is_redo = _decide(plan, problem, use, fresh, last, both)
+            tile_number, is_redo = _decide(plan, use, fresh, last, total, both)
             send(mailbox, rank, tile_number, is_redo)
         else:
             send(mailbox, rank, said, cutlass.Int32(0))
@@ -124,10 +148,10 @@ def _next_work(
 @cute.jit
 def _decide(
     plan: cutlass.Constexpr,
-    problem: Problem,
     use: cutlass.Int32,
     fresh: cutlass.Int32,
     last: cutlass.Int32,
+    total: cutlass.Int32,
     verdict: Verdict,
 ):
     """Return the tile to announce and the redo word.
@@ -140,7 +164,7 @@ def _decide(
     if verdict.wants_redo:
         tile_number = verdict.tile_number
         is_redo = 1 + stage_of(use, plan.work_edge)
-    elif fresh >= num_tiles(problem.order):
+    elif fresh >= total:
         tile_number = select(last == PAUSE, cutlass.Int32(STOP), cutlass.Int32(PAUSE))
     return tile_number, is_redo
 
@@ -257,24 +281,40 @@ def _views(
     tQsQ, tQgQ = None, None
     if cutlass.const_expr(not plan.packs_heads):
         kv_head = walk.head // problem.group_size
-        gQ = cute.local_tile(
-            tma.mQ[None, None, walk.head, walk.batch], (STREAM_ROWS, plan.head_dim), (None, 0)
-        )
+        mQ = _rows_of_head(plan, tma.mQ, walk, walk.head, is_q=True)
+        gQ = cute.local_tile(mQ, (STREAM_ROWS, plan.head_dim), (None, 0))
         gQ = cute.domain_offset((0, 0, walk.m_idx * (plan.tile_m // STREAM_ROWS)), gQ)
         tQsQ, tQgQ = _partition(tma.atom_q, shared.sQ, gQ)
     gK = cute.local_tile(
-        tma.mK[None, None, kv_head, walk.batch],
+        _rows_of_head(plan, tma.mK, walk, kv_head),
         (plan.k_rows, plan.head_dim // plan.k_parts),
         (None, None),
     )
     gV = cute.local_tile(
-        tma.mV[None, None, kv_head, walk.batch],
+        _rows_of_head(plan, tma.mV, walk, kv_head, is_transposed=True),
         (plan.v_columns, plan.tile_n // plan.v_parts),
         (None, None),
     )
     tKsK, tKgK = _partition(tma.atom_k, shared.sK, gK)
     tVsV, tVgV = _partition(tma.atom_v, shared.sV, gV)
     return _Views(tQsQ, tQgQ, tKsK, tKgK, tVsV, tVgV)
+
+
+def _rows_of_head(
+    plan,
+    tensor: cute.Tensor,
+    walk: Walk,
+    head: cutlass.Int32,
+    *,
+    is_q: bool = False,
+    is_transposed: bool = False,
+) -> cute.Tensor:
+    """Return the rows of a head, or of a packed sequence in it, cut off behind the last."""
+    if not plan.features.varlen:
+        return tensor[None, None, head, walk.batch]
+    its = walk.sequence
+    begin, length = (its.row_begin, its.seqlen_q) if is_q else (its.kv_begin, its.seqlen_kv)
+    return bounded(tensor, head, begin, length, is_transposed=is_transposed)
 
 
 def _partition(

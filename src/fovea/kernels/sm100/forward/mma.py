@@ -11,6 +11,7 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 
+from fovea.kernels.device.kv_walk import band_of_walk
 from fovea.kernels.device.pipeline import stage_of, wait_full
 from fovea.kernels.device.values import is_in_all_lanes, select
 from fovea.kernels.device.work import STOP, Work, receive, release_work
@@ -111,7 +112,8 @@ def follow(plan: cutlass.Constexpr, shared: SharedTiles):
 
 def _tile(plan, problem: Problem, work: Work, place: _Place) -> _Tile:
     """Return what a query tile is to this role."""
-    turns = tuple(turns_of(plan, work.walk, problem.band, stream) for stream in range(STREAMS))
+    band = band_of_walk(problem.band, work.walk)
+    turns = tuple(turns_of(plan, work.walk, band, stream) for stream in range(STREAMS))
     return _Tile(place, work.walk.visits, turns)
 
 

@@ -12,11 +12,13 @@ import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
 from fovea.kernels.device.kv_walk import Walk
+from fovea.kernels.device.packing import Row as Place
 from fovea.kernels.device.ptx import pack_pair
 from fovea.kernels.device.values import select
 from fovea.kernels.portable.combine import Partials
 from fovea.kernels.sm100 import tmem
 from fovea.kernels.sm100.forward.arguments import Outputs, SharedTiles
+from fovea.kernels.sm100.forward.streams import numbers_place
 from fovea.kernels.sm100.signals import tell_products
 from fovea.kernels.sm100.umma import element_type
 from fovea.plan.combine import REFERENCE, ROW_MAX, ROW_SUM
@@ -59,8 +61,8 @@ class Row(NamedTuple):
     """
 
     walk: Walk
-    q_idx: cutlass.Int32
-    head: cutlass.Int32
+    place: Place
+    num_rows: cutlass.Int32  # that are written of the sequence
     thread: cutlass.Int32
     warp: cutlass.Int32  # in this warpgroup
     tile: cutlass.Int32  # which 128 rows of the query tile
@@ -95,10 +97,11 @@ def write_tile(plan: cutlass.Constexpr, outputs: Outputs, shared: SharedTiles, r
         _warpgroup_barrier()
         if row.warp == 0:
             _send(plan, outputs, shared, row)
-    if row.q_idx < outputs.mLSE.shape[2]:
-        outputs.mLSE[row.walk.batch, row.head, row.q_idx] = row.sums.lse
+    if row.place.q_idx < row.num_rows:
+        place = numbers_place(plan, row.walk, row.place)
+        outputs.mLSE[place] = row.sums.lse
         if cutlass.const_expr(plan.joins_maxima):
-            outputs.mMaxScore[row.walk.batch, row.head, row.q_idx] = row.sums.row_max
+            outputs.mMaxScore[place] = row.sums.row_max
     return doubt[0] + doubt[1]
 
 
@@ -163,11 +166,11 @@ def _write_vectors(
 
     Two stores fill a sector of 32 bytes, so memory is written once, though a warp meets 32 lines.
     """
-    if row.q_idx < outputs.mLSE.shape[2]:
-        gO = outputs.mO_rows[row.walk.batch, row.q_idx, row.head, None]
+    if row.place.q_idx < row.num_rows:
+        gO = _output_row(plan, outputs, row)
         words = cute.recast_ptr(gO.iterator, dtype=cutlass.Int32)
         for start in cutlass.range_constexpr(0, len(values), _VECTOR_COLUMNS):
-            if first + start < outputs.mO_rows.shape[3]:
+            if first + start < outputs.mO_rows.shape[-1]:
                 vector = values[start : start + _VECTOR_COLUMNS]
                 _store_vector(plan, words + (first + start) // 2, vector)
 
@@ -202,10 +205,10 @@ def write_rows(plan: cutlass.Constexpr, outputs: Outputs, shared: SharedTiles, r
             cute.arch.cp_async_bulk_wait_group(0)
         _warpgroup_barrier()
     walk = row.walk
-    columns = outputs.mO_rows.shape[3]
+    columns = outputs.mO_rows.shape[-1]
     is_flagged = ((shared.work.flags[row.flags] >> cute.arch.lane_idx()) & 1) != 0
     if is_flagged:
-        outputs.mLSE[walk.batch, row.head, row.q_idx] = row.sums.lse
+        outputs.mLSE[numbers_place(plan, walk, row.place)] = row.sums.lse
     for first in cutlass.range_constexpr(0, plan.head_dim_v, CHUNK_COLUMNS):
         values, _ = _chunk(plan, row, first, [cutlass.Float32(0.0)] * 2)
         _write_elements(plan, outputs, row, first, values, is_flagged, columns)
@@ -220,11 +223,12 @@ def write_part(
     shared: SharedTiles,
     row: Row,
     split: cutlass.Int32,
-    seqlen_q: cutlass.Int32,
 ):
     """Leave the sums of one part of the keys, with what they refer to, for the merge."""
-    place = (split, row.walk.batch, row.head, row.q_idx)
-    is_row = row.q_idx < seqlen_q
+    number = numbers_place(plan, row.walk, row.place)
+    # All packed sequences are one batch entry.
+    place = (split, *((0, *number) if plan.features.varlen else number))
+    is_row = row.place.q_idx < row.num_rows
     for first in cutlass.range_constexpr(0, plan.head_dim_v, CHUNK_COLUMNS):
         values, _ = _chunk(plan, row, first, [cutlass.Float32(0.0)] * 2)
         if is_row:
@@ -256,10 +260,19 @@ def _write_elements(
     """Write a chunk of a flagged row, as far as the tensor goes."""
     dtype = element_type(plan)
     if is_flagged:
+        gO = _output_row(plan, outputs, row)
         for index in cutlass.range_constexpr(len(values)):
             if first + index < columns:
                 value = values[index].to(dtype)
-                outputs.mO_rows[row.walk.batch, row.q_idx, row.head, first + index] = value
+                gO[first + index] = value
+
+
+def _output_row(plan, outputs: Outputs, row: Row) -> cute.Tensor:
+    """Return a row of O in global memory."""
+    place = row.place
+    if plan.features.varlen:
+        return outputs.mO_rows[row.walk.sequence.row_begin + place.q_idx, place.head, None]
+    return outputs.mO_rows[row.walk.batch, place.q_idx, place.head, None]
 
 
 def _warpgroup_barrier() -> None:

@@ -90,9 +90,14 @@ def _copy_row_piece(
     mQ = problem.packing.mQ
     in_head = walk.m_idx * plan.tile_m + row
     place = packed_row(in_head, walk.head, problem.group_size)
-    is_there = (place.q_idx < mQ.shape[1]) & (column < mQ.shape[3])
     zero = cutlass.Int32(0)
-    source = mQ[walk.batch, select(is_there, place.q_idx, zero), place.head, None].iterator
+    if plan.features.varlen:
+        is_there = (place.q_idx < walk.sequence.seqlen_q) & (column < mQ.shape[-1])
+        q_row = walk.sequence.row_begin + place.q_idx
+        source = mQ[select(is_there, q_row, zero), place.head, None].iterator
+    else:
+        is_there = (place.q_idx < mQ.shape[1]) & (column < mQ.shape[-1])
+        source = mQ[walk.batch, select(is_there, place.q_idx, zero), place.head, None].iterator
     cute.arch.inline_ptx(
         f"cp.async.cg.shared.global [{{$r0}}], [{{$r1}}], {_COPY_BYTES}, {{$r2}};",
         read_only_args=[

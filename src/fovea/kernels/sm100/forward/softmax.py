@@ -16,7 +16,8 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 
-from fovea.kernels.device.kv_walk import Visit, Walk, kv_tile
+from fovea.kernels.device.kv_walk import Visit, Walk, band_of_walk, kv_tile
+from fovea.kernels.device.masking import Band
 from fovea.kernels.device.mods import ModTable
 from fovea.kernels.device.score import Scalars, TileKind, exponent_scale
 from fovea.kernels.device.softmax import finite_reference
@@ -39,7 +40,10 @@ from fovea.kernels.sm100.forward.streams import (
     Place,
     Turns,
     after,
+    num_rows,
     num_softmax_turns,
+    numbers_place,
+    of_used_row,
     row_of,
     rows_of,
     softmax_step,
@@ -96,8 +100,9 @@ def run(
     work = receive(shared.work, use, plan.work_edge)
     while is_in_all_lanes(work.tile_number != STOP):
         if is_in_all_lanes(work.tile_number >= 0):
-            turns = softmax_turns(plan, work.walk, problem.band, this.group)
-            _query_tile(plan, this, scalars, mods, outputs, work, turns, place)
+            band = band_of_walk(problem.band, work.walk)
+            turns = softmax_turns(plan, work.walk, band, this.group)
+            _query_tile(plan, this, scalars, mods, outputs, work, band, turns, place)
             _hand_over(plan, this, item)
             place = after(plan, place, turns)
             item += 1
@@ -155,12 +160,12 @@ def _query_tile(
     mods: ModTable,
     outputs: Outputs,
     work: Work,
+    band: Band,
     turns: Turns,
     place: Place,
 ):
     """Do the softmax of one query tile's row, on the KV tiles of this stream."""
     walk = work.walk
-    band = this.problem.band
     rows = rows_of(plan, this.shared.rank, 0 if plan.splits_keys else this.group)
     in_head = walk.m_idx * plan.tile_m + rows * STREAM_ROWS + this.row
     row = row_of(plan, in_head, walk, this.problem.group_size)
@@ -204,8 +209,9 @@ def _query_tile(
         if cutlass.const_expr(not plan.features.modifies_score):
             state.row_max[0] = state.row_max[0] * scalars.scale
         if cutlass.const_expr(not plan.joins_maxima):
-            if (q_idx < band.seqlen_q) & _is_of_first_group(plan, this):
-                outputs.mMaxScore[walk.batch, walk.head, q_idx] = state.row_max[0]
+            if (q_idx < num_rows(plan, walk, band)) & _is_of_first_group(plan, this):
+                row_max = of_used_row(plan, q_idx, band, state.row_max[0])
+                outputs.mMaxScore[numbers_place(plan, walk, row)] = row_max
 
 
 def _is_of_first_group(plan, this: _Stream) -> cutlass.Boolean | bool:

@@ -63,6 +63,25 @@ def row_of(plan, in_head: cutlass.Int32, walk: Walk, group_size: cutlass.Int32) 
     return Row(in_head, walk.head)
 
 
+def num_rows(plan, walk: Walk, band: Band) -> cutlass.Int32:
+    """Return how many rows are written of a walk's sequence: its queries, then idle ones."""
+    return walk.sequence.num_rows if plan.features.varlen else band.seqlen_q
+
+
+def numbers_place(plan, walk: Walk, row: Row) -> tuple:
+    """Return where lse and maximum of a row go."""
+    if plan.features.varlen:
+        return (row.head, walk.sequence.row_begin + row.q_idx)
+    return (walk.batch, row.head, row.q_idx)
+
+
+def of_used_row(plan, q_idx: cutlass.Int32, band: Band, number: cutlass.Float32) -> cutlass.Float32:
+    """Return a row's lse or maximum, -inf where the row is idle."""
+    if not plan.features.varlen:
+        return number
+    return select(q_idx < band.seqlen_q, number, cutlass.Float32(-cutlass.Float32.inf))
+
+
 def step_of(plan) -> int:
     """Return how many visits of the walk lie between two of a stream."""
     return STREAMS if plan.splits_keys else 1

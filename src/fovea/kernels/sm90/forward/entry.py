@@ -19,7 +19,7 @@ from fovea.kernels.device.fake_arguments import (
     mod_scalars,
     operand,
     partials,
-    strided,
+    sequences,
 )
 from fovea.kernels.sm90.forward.kernel import ForwardKernel
 from fovea.kernels.sm90.wgmma import element_type
@@ -59,19 +59,10 @@ def _arguments(plan: ForwardPlan) -> list[Any]:
         partials() if plan.packs_heads else None,
         aligned(cutlass.Int32, (1,), 4) if plan.is_dynamic and not features.varlen else None,
         key_ranges() if features.key_ranges else block_lists(features),
-        _sequences(plan) if features.varlen else None,
+        sequences(has_pages=plan.page_box > 0) if features.varlen else None,
         (cutlass.Float32(1.0), cutlass.Float32(1.0), cutlass.Float32(1.0)),
         tuple(cutlass.Int32(1) for _ in range(5)),
         captures(features),
         mod_scalars(features),
         make_fake_stream(use_tvm_ffi_env_stream=True),
     ]
-
-
-def _sequences(plan: ForwardPlan) -> tuple[Any, ...]:
-    """Return the table, which the kernel makes, the page table, and where the sequences lie."""
-    pages = strided(cutlass.Int32, 2) if plan.page_box else None
-    starts = (strided(cutlass.Int32, 1), strided(cutlass.Int32, 1))
-    used = (strided(cutlass.Int32, 1), strided(cutlass.Int32, 1))
-    flags = (cutlass.Int32(1), cutlass.Int32(1))
-    return (strided(cutlass.Int32, 1), pages, *starts, *used, *flags)
