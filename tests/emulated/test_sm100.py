@@ -20,7 +20,15 @@ from fovea.testing.inputs import Shape, dense_qkv
 
 BACKEND = "emulator:sm100"
 # Few kernels: cases that share one are cheap. The rest is marked slow.
-QUICK = ("dense", "one query", "seven by 127", "rising 300 causal", "causal dead rows")
+QUICK = (
+    "dense",
+    "one query",
+    "seven by 127",
+    "rising 300 causal",
+    "causal dead rows",
+    "packed causal idle rows",
+    "packed few causal idle rows",
+)
 DELAYS = ("random", "eager", "late")
 
 
@@ -68,6 +76,9 @@ def _run(name: str, seed: int, num_sms: int) -> ForwardResult:
         pytest.param("dense fp16", 10, marks=pytest.mark.slow),
         pytest.param("everything", 10, marks=pytest.mark.slow),
         pytest.param("blocks late rising", 10, marks=pytest.mark.slow),
+        pytest.param("packed rising", 10, marks=pytest.mark.slow),
+        pytest.param("packed causal d256", 10, marks=pytest.mark.slow),
+        pytest.param("packed few causal sink max_score", 10, marks=pytest.mark.slow),
     ],
 )
 def test_every_schedule_is_silent_and_gives_the_same_bits(name: str, seeds: int) -> None:
@@ -107,6 +118,18 @@ def test_kernel_uses_no_local_memory_and_the_plans_threads(arch, head_dim, dtype
     assert sum(each.stack_bytes + each.local_bytes for each in record.kernels.values()) == 0
     assert used.threads == plan.threads
     assert record.compile_seconds < 60.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [SM100, SM103], ids=str)
+@pytest.mark.parametrize(
+    "name", ["packed causal top left d128", "packed causal d256", "packed few causal idle rows"]
+)
+def test_packed_kernels_use_no_local_memory(name, arch) -> None:
+    plan = select.forward_plan(case_named(name).build("cpu", is_small=True).problem(), arch)
+    record = compile_variant(ForwardVariant(plan), CompileTarget(arch=arch.target)).record
+    assert len(record.kernels) == (3 if plan.packs_heads else 2)  # the table's, and the merge
+    assert sum(each.stack_bytes + each.local_bytes for each in record.kernels.values()) == 0
 
 
 def test_share_of_software_exponentials_follows_the_architecture() -> None:

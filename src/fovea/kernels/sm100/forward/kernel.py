@@ -310,6 +310,9 @@ class ForwardKernel:
         if cutlass.const_expr(is_pair):
             # The other CTA may still multiply into this one's tensor memory, or arrive here.
             sync_cluster()
+        elif cutlass.const_expr(plan.features.varlen):
+            # A CTA may find no tile, and its softmax still be at the first zeros of O.
+            cute.arch.sync_threads()
         if warp_idx == first_issue_warp + MMA_WARP:
             pointer = cute.arch.retrieve_tmem_ptr(cutlass.Float32, 16, address)
             cute.arch.dealloc_tmem(pointer, TENSOR_COLUMNS, is_pair)
