@@ -17,7 +17,6 @@ import cutlass
 import cutlass.cute as cute
 
 from fovea.kernels.device.kv_walk import Visit, Walk, band_of_walk, kv_tile
-from fovea.kernels.device.masking import Band
 from fovea.kernels.device.mods import ModTable
 from fovea.kernels.device.score import Scalars, TileKind, exponent_scale
 from fovea.kernels.device.softmax import finite_reference
@@ -102,7 +101,7 @@ def run(
         if is_in_all_lanes(work.tile_number >= 0):
             band = band_of_walk(problem.band, work.walk)
             turns = softmax_turns(plan, work.walk, band, this.group)
-            _query_tile(plan, this, scalars, mods, outputs, work, band, turns, place)
+            _query_tile(plan, this, scalars, mods, outputs, work, turns, place)
             _hand_over(plan, this, item)
             place = after(plan, place, turns)
             item += 1
@@ -160,12 +159,12 @@ def _query_tile(
     mods: ModTable,
     outputs: Outputs,
     work: Work,
-    band: Band,
     turns: Turns,
     place: Place,
 ):
     """Do the softmax of one query tile's row, on the KV tiles of this stream."""
     walk = work.walk
+    band = band_of_walk(this.problem.band, walk)
     rows = rows_of(plan, this.shared.rank, 0 if plan.splits_keys else this.group)
     in_head = walk.m_idx * plan.tile_m + rows * STREAM_ROWS + this.row
     row = row_of(plan, in_head, walk, this.problem.group_size)
