@@ -11,7 +11,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,16 @@ import torch
 import fovea
 from fovea import env
 from fovea.arch import ARCHS
+from fovea.mods.operators import OPERATORS
 from fovea.plan import draw, sm100
 from fovea.plan.features import ForwardFeatures
 
 DOCS = Path(__file__).parent
 TESTS = DOCS.parent / "tests"
+FUNCTIONS = (
+    *("attention", "attention_varlen", "flex_attention"),
+    *("create_block_mask", "explain", "precompile"),
+)
 RESULTS = DOCS.parent / "benchmarks" / "results" / "h200"
 
 
@@ -68,6 +73,50 @@ def mod_meaning(name: str) -> str:
         text = " ".join(formula[1].split()).rstrip(".").replace("`", "")
         cell += f"<br>`{text}`"
     return cell.replace("|", "\\|")
+
+
+def traced_functions() -> str:
+    """Return the torch functions that a mod may call, from the tracer's own table."""
+    spaces = {
+        "`torch`, or as methods": torch,
+        "`torch.nn.functional`": torch.nn.functional,
+        "`torch.special`": torch.special,
+        "methods alone": torch.Tensor,
+    }
+    lines = ["| in | functions |", "|---|---|"]
+    listed: set[str] = set()
+    for title, space in spaces.items():
+        names = [
+            name
+            for name in dir(space)
+            if not name.startswith("_")
+            and not name.endswith("_")
+            and name not in listed
+            and isinstance(getattr(space, name), Hashable)
+            and getattr(space, name) in OPERATORS
+        ]
+        listed |= set(names)
+        lines.append(f"| {title} | {' '.join(f'`{name}`' for name in names)} |")
+    return "\n".join(lines)
+
+
+def functions() -> str:
+    """Return one line for each public function: its name, its summary and where it is."""
+    lines = ["| function | summary | in |", "|---|---|---|"]
+    for name in FUNCTIONS:
+        function = getattr(fovea, name)
+        parts = (inspect.getdoc(function) or "").split("\n\n")
+        source = inspect.getsourcefile(function)
+        assert source is not None
+        path = Path(source).resolve().relative_to(DOCS.parent.resolve())
+        summary = parts[0].replace("\n", " ").replace("|", "\\|")
+        lines.append(f"| `fovea.{name}` | {summary} | `{path}` |")
+    return "\n".join(lines)
+
+
+def stubs() -> str:
+    """Return what mkdocs turns into the functions' whole docstrings."""
+    return "\n".join(f"::: fovea.{name}" for name in FUNCTIONS)
 
 
 def support() -> str:
@@ -262,7 +311,8 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "forward mods": lambda: speed("forward_mods", ("flex",)),
     },
     "environment.md": {"environment": environment},
-    "mods.md": {"mods": mods},
+    "mods.md": {"mods": mods, "functions": traced_functions},
+    "reference/functions.md": {"functions": functions, "docstrings": stubs},
     "internals/blackwell_forward.md": {
         "roles": lambda: draw.role_graph(blackwell_plan()),
         "tensor memory": lambda: draw.tensor_map(blackwell_plan()),

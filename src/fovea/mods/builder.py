@@ -14,6 +14,15 @@ from fovea.mods.graph import DTYPE_NAME
 
 FLOATS = ("f16", "bf16", "f32", "f64")
 INTEGERS = ("u8", "i8", "i16", "i32", "i64")
+_F32_MAX = 3.4028234663852886e38
+# What torch.full takes; -1 is 255 as u8.
+_INTEGER_RANGE = {
+    "u8": (-255, 255),
+    "i8": (-(2**7), 2**7 - 1),
+    "i16": (-(2**15), 2**15 - 1),
+    "i32": (-(2**31), 2**31 - 1),
+    "i64": (-(2**63), 2**63 - 1),
+}
 _INTEGER_BITS = {"i8": 8, "i16": 16, "i32": 32, "i64": 64}
 
 NodeKey = tuple[str, tuple[int, ...], str, tuple[bool | int | float, ...]]
@@ -150,8 +159,19 @@ class GraphBuilder:
         if dtype == "b1":
             return self.add("const", (), dtype, (bool(value),))
         if dtype in FLOATS:
-            return self.add("const", (), dtype, (float(value),))
-        return self.add("const", (), dtype, (int(value),))
+            number = float(value)
+            if dtype == "f32" and abs(number) > _F32_MAX and abs(number) < float("inf"):
+                # torch.tensor rounds it too; torch.full, which makes constants, refuses it
+                number = rounded_to_f32(number)
+            return self.add("const", (), dtype, (number,))
+        number = int(value)
+        low, high = _INTEGER_RANGE[dtype]
+        if number < low or number > high:
+            raise TraceError(
+                f"the number {number} does not fit {dtype} (allowed: {low} to {high}); use a "
+                "smaller one, or cast the tensor it meets to a wider dtype"
+            )
+        return self.add("const", (), dtype, (number,))
 
     def strong(self, value: bool | int | float, dtype: str) -> Term:
         """Return a constant that counts as a 0-d tensor in promotion."""
@@ -340,6 +360,14 @@ def attrs_key(attrs: tuple[bool | int | float, ...]) -> str:
 def float_key(value: float) -> str:
     """Return the hexadecimal text of a float."""
     return value.hex()
+
+
+def rounded_to_f32(value: float) -> float:
+    """Return a finite number beyond the largest fp32 number as fp32 has it: that number, or inf."""
+    # Half way to the number that would follow it.
+    if abs(value) < 3.4028235677973366e38:
+        return _F32_MAX if value > 0 else -_F32_MAX
+    return float("inf") if value > 0 else -float("inf")
 
 
 # What torch.compiler.assume_constant_result sets; calling that would import torch._dynamo now.

@@ -50,6 +50,18 @@ def _elu(t: Tracing, x: Any, alpha: Any = 1.0, inplace: bool = False) -> Term:
     return where(t, compare(t, "gt", x, 0), x, negative)
 
 
+def _selu(t: Tracing, x: Any, inplace: bool = False) -> Term:
+    # Source: Klambauer et al., Self-Normalizing Neural Networks, section 2, equation (2).
+    alpha, scale = 1.6732632423543772, 1.0507009873554805
+    negative = binary(t, "mul", unary(t, "expm1", x), alpha * scale)
+    return where(t, compare(t, "gt", x, 0), binary(t, "mul", x, scale), negative)
+
+
+def _celu(t: Tracing, x: Any, alpha: Any = 1.0, inplace: bool = False) -> Term:
+    curve = unary(t, "expm1", binary(t, "div", x, alpha))
+    return where(t, compare(t, "gt", x, 0), x, binary(t, "mul", curve, alpha))
+
+
 def _silu(t: Tracing, x: Any, inplace: bool = False) -> Term:
     return binary(t, "mul", x, unary(t, "sigmoid", x))
 
@@ -94,6 +106,33 @@ def _hardtanh(
 
 def _relu6(t: Tracing, x: Any, inplace: bool = False) -> Term:
     return _hardtanh(t, x, 0.0, 6.0)
+
+
+def _hardsigmoid(t: Tracing, x: Any, inplace: bool = False) -> Term:
+    return binary(t, "div", _relu6(t, binary(t, "add", x, 3.0)), 6.0)
+
+
+def _hardswish(t: Tracing, x: Any, inplace: bool = False) -> Term:
+    ramp = binary(t, "div", binary(t, "mul", x, binary(t, "add", x, 3.0)), 6.0)
+    zero = t.builder.cast(t.term(0), t.term(x).dtype)
+    inner = where(t, compare(t, "le", x, -3.0), zero, ramp)
+    return where(t, compare(t, "ge", x, 3.0), x, inner)
+
+
+def _softshrink(t: Tracing, x: Any, lambd: Any = 0.5) -> Term:
+    middle = binary(t, "mul", x, 0.0)  # NaN stays NaN
+    is_low = compare(t, "gt", unary(t, "neg", x), lambd)
+    low = where(t, is_low, binary(t, "add", x, lambd), middle)
+    return where(t, compare(t, "gt", x, lambd), binary(t, "sub", x, lambd), low)
+
+
+def _hardshrink(t: Tracing, x: Any, lambd: Any = 0.5) -> Term:
+    return where(t, compare(t, "le", unary(t, "abs", x), lambd), 0.0, x)
+
+
+def _threshold(t: Tracing, x: Any, threshold: Any, value: Any, inplace: bool = False) -> Term:
+    filled = t.builder.cast(t.term(value), t.term(x).dtype)
+    return where(t, compare(t, "le", x, threshold), filled, x)
 
 
 def _softsign(t: Tracing, x: Any) -> Term:
@@ -147,6 +186,24 @@ def _logaddexp(t: Tracing, x: Any, y: Any) -> Term:
     sum_ = binary(t, "add", top, unary(t, "log1p", unary(t, "exp", gap)))
     # equal infinities: their difference is NaN, their sum is themselves
     return where(t, compare(t, "eq", unary(t, "abs", top), math.inf), top, sum_)
+
+
+def _logaddexp2(t: Tracing, x: Any, y: Any) -> Term:
+    top = binary(t, "maximum", x, y)
+    gap = unary(t, "neg", unary(t, "abs", binary(t, "sub", x, y)))
+    rest = binary(t, "mul", unary(t, "log1p", unary(t, "exp2", gap)), 1.0 / math.log(2.0))
+    return where(
+        t, compare(t, "eq", unary(t, "abs", top), math.inf), top, binary(t, "add", top, rest)
+    )
+
+
+def _erfc(t: Tracing, x: Any) -> Term:
+    # torch's value to the rounding of 1: of a tail below that nothing is left
+    return binary(t, "sub", 1.0, unary(t, "erf", x))
+
+
+def _frac(t: Tracing, x: Any) -> Term:
+    return binary(t, "sub", x, unary(t, "trunc", x))
 
 
 def _xlogy(t: Tracing, x: Any, y: Any) -> Term:
@@ -342,7 +399,10 @@ def _enter() -> None:
         *(("tanhshrink", _tanhshrink), ("square", _square), ("reciprocal", _reciprocal)),
         *(("addcmul", _addcmul), ("addcdiv", _addcdiv), ("lerp", _lerp), ("hypot", _hypot)),
         *(("copysign", _copysign), ("logaddexp", _logaddexp), ("xlogy", _xlogy)),
-        *(("logit", _logit), ("heaviside", _heaviside)),
+        *(("logit", _logit), ("heaviside", _heaviside), ("logaddexp2", _logaddexp2)),
+        *(("erfc", _erfc), ("frac", _frac), ("selu", _selu), ("celu", _celu)),
+        *(("hardsigmoid", _hardsigmoid), ("hardswish", _hardswish)),
+        *(("softshrink", _softshrink), ("hardshrink", _hardshrink), ("threshold", _threshold)),
         *(("deg2rad", _scaled_by(math.pi / 180)), ("rad2deg", _scaled_by(180 / math.pi))),
         *(("zeros_like", _like(0)), ("ones_like", _like(1)), ("empty_like", _like(0))),
         *(("full_like", _full_like), ("new_zeros", _new(0)), ("new_ones", _new(1))),

@@ -80,9 +80,9 @@ class Tracer:
         if not self.compiling and type(value) is CapturedNumber:
             return self.scalar(value.fovea_recipe, value.fovea_value)
         if isinstance(value, (bool, int, float)):
-            if self.compiling and not _is_static(value):
-                return self.symbolic(value)
-            return number_term(value)
+            if not self.compiling:
+                return number_term(value)
+            return number_term(_constant(value)) if _is_static(value) else self.symbolic(value)
         if hasattr(value, "dtype") and hasattr(value, "item"):  # a NumPy number
             return self.term(value.item())
         raise TraceError(
@@ -329,10 +329,16 @@ class Tracer:
                 "a NumPy array meets a traced value, which is known at run time only; capture "
                 "torch.from_numpy(array) in its place"
             )
+        if function is Tensor.__index__:
+            raise TraceError(
+                f"{name} needs the value of a traced tensor, which is known at run time only: it "
+                "indexes a Python list or tuple, or bounds a slice or a range; capture "
+                "torch.tensor(the_list), made outside the mod, and index that, or use torch.where"
+            )
         if function in NEEDS_VALUE:
             raise TraceError(
                 f"{name} needs the value of a traced tensor, which is known at run time only (an "
-                "if, and, or, not, min, max, int, float or a slice bound asks for it); use "
+                "if, and, or, not, min, max, int or float asks for it); use "
                 "torch.where, &, |, ~, torch.minimum, torch.maximum, or .long()"
             )
         raise TraceError(
@@ -409,6 +415,13 @@ def _is_static(value: Any) -> bool:
     from torch.fx.experimental.symbolic_shapes import has_static_value
 
     return has_static_value(value)
+
+
+def _constant(value: Any) -> Any:
+    """Return a static number as Dynamo's constant: one that a guard fixed may still be a symbol."""
+    from torch.fx.experimental.symbolic_shapes import guard_scalar
+
+    return guard_scalar(value)
 
 
 def same_symbol(known: Any, value: Any) -> bool:

@@ -67,9 +67,22 @@ def create_block_mask(
     """
     if torch.compiler.is_dynamo_compiling():
         # What is evaluated depends on data, so this ends a graph and runs between two.
-        outside: Any = torch.compiler.disable(_build)  # pyright: ignore[reportUnknownMemberType]
-        return outside(mask_mod, B, H, Q_LEN, KV_LEN, device, BLOCK_SIZE)
+        return _build_outside(mask_mod, B, H, Q_LEN, KV_LEN, device, BLOCK_SIZE)
     return _build(mask_mod, B, H, Q_LEN, KV_LEN, device, BLOCK_SIZE)
+
+
+def _build_outside(*arguments: Any) -> "BlockMask":
+    """Return `create_block_mask`'s result between two graphs."""
+    outside: Any = torch.compiler.disable(_build)  # pyright: ignore[reportUnknownMemberType]
+    return outside(*arguments)
+
+
+# What torch.compiler.disable sets: Dynamo cannot call that itself, and it would import Dynamo here.
+_build_outside._torchdynamo_disable = True  # pyright: ignore[reportFunctionMemberAccess]
+_build_outside._torchdynamo_disable_msg = (  # pyright: ignore[reportFunctionMemberAccess]
+    "fovea.create_block_mask evaluates the mask, which a compiled graph cannot: call it outside "
+    "the compiled function and pass the block_mask in, or drop fullgraph=True"
+)
 
 
 def _build(

@@ -333,6 +333,19 @@ def test_evaluate_float64_score_widens_single_precision_arithmetic() -> None:
     assert torch.equal(evaluated(traced, score), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_evaluate_number_beyond_fp32_is_rounded_to_infinity(dtype: torch.dtype) -> None:
+    lowest = torch.finfo(torch.float64).min
+
+    def mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score + torch.where(q_idx >= kv_idx, 0.0, lowest)
+
+    score = random(B, H, M, N, dtype=dtype)
+    hidden = torch.arange(M)[:, None] < torch.arange(N)
+    expected = score.masked_fill(hidden, -math.inf)
+    assert same(evaluated(trace_score_mod(mod), score), expected)
+
+
 def test_evaluate_check_names_the_mod_and_the_index_that_leaves_the_tensor() -> None:
     traced = trace_mask_mod(lambda b, h, q, k: FLAGS[k + 2])
     index = torch.arange(N)

@@ -1,5 +1,6 @@
 """Tracing inside torch.compile(fullgraph=True): same graph as in eager, no extra graphs."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -203,6 +204,28 @@ FAST = ("builtin_abs", "reflected", "row")
 )
 def test_trace_in_compile_of_python_operators_equals_eager(name: str) -> None:
     assert check("score", CASES[name]) == eager("score", CASES[name]).graph
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [lambda i, n: i / n, lambda i, n: n + i, lambda i, n: n / 3],
+    ids=["div", "int", "float"],
+)
+def test_trace_in_compile_of_a_length_that_a_guard_fixed_is_a_constant(rest: Any) -> None:
+    # math.log fixes the length by a guard, but Dynamo keeps it as a symbol with one value
+    def function(x: Tensor) -> Tensor:
+        length = x.shape[0]
+        traced = trace_score_mod(lambda s, b, h, q, kv: s * math.log(length) + rest(q, length))
+        note(traced.graph.text())
+        return x + 1
+
+    compiled = torch.compile(function, backend="eager", fullgraph=True, dynamic=True)
+    for length in (5, 6):
+        compiled(torch.ones(length))
+        mod = lambda s, b, h, q, kv, n=length: s * math.log(n) + rest(q, n)  # noqa: E731
+        outside = eager("score", mod)
+        inside = Graph.parse(SEEN[-1])
+        assert with_constants(inside, ()) == with_constants(outside.graph, outside.scalars)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from fovea.mods import closures
 from fovea.mods.trace import trace_mask_mod, trace_score_mod
 
 GLOBAL_TABLE = torch.arange(4.0)
+BYTES = torch.arange(4, dtype=torch.uint8)
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +59,9 @@ def test_trace_python_min_names_the_line_and_the_way_out() -> None:
         (lambda s, b, h, q, kv: s + int(q), "__int__"),
         (lambda s, b, h, q, kv: s + q.item(), "item"),
         (lambda s, b, h, q, kv: s + GLOBAL_TABLE[: q + 1].sum(), "__index__"),
+        (lambda s, b, h, q, kv: s + [1.0, 2.0][h], r"torch.tensor(the_list)"),
+        (lambda s, b, h, q, kv: s + (q + 2**70), "does not fit i64"),
+        (lambda s, b, h, q, kv: s + GLOBAL_TABLE[BYTES[q] + 300], "does not fit u8"),
         (lambda s, b, h, q, kv: s + torch.linalg.inv(s), "linalg_inv"),
         (lambda s, b, h, q, kv: s + torch.fft.fft(s), "fft"),
         (lambda s, b, h, q, kv: s + torch.rand(()), "draw them outside"),

@@ -111,6 +111,16 @@ def test_block_mask_inside_a_compiled_function_breaks_the_graph_and_is_the_same(
         assert torch.equal(getattr(mask, name), getattr(direct, name))
 
 
+def test_block_mask_inside_a_full_graph_raises_and_says_to_make_it_outside():
+    def function(x):
+        mask = create_block_mask(sliding_window(9), None, None, 300, 300, device="cpu")
+        return x + mask.kv_num_blocks.sum()
+
+    compiled = torch.compile(function, backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match="call it outside the compiled function"):
+        compiled(torch.zeros(()))
+
+
 def test_block_mask_of_a_learnable_capture_records_no_graph():
     bias = torch.randn(300, requires_grad=True)
     mask = create_block_mask(
