@@ -33,14 +33,27 @@ from fovea.plan.sm90 import ForwardPlan, TileShape
 from fovea.problem import AttentionProblem, Request, make_dense
 from fovea.problem.parts import numbers_of, tensors_of
 
-# (rows, keys, stages of K and V, Q buffers, CTAs of a cluster) by head dim.
+# (rows, keys, stages of K and V, Q buffers, CTAs of a cluster, skips idle rows) by head dim.
 CANDIDATES: dict[int, tuple[tuple[int, ...], ...]] = {
     64: (
-        *((256, 64, 6, 2), (256, 64, 6, 2, 2), (192, 128, 3, 2), (192, 128, 3, 2, 2)),
+        *(
+            (256, 64, 6, 2, 1, True),
+            (192, 128, 3, 2, 1, True),
+            (256, 64, 6, 2),
+            (256, 64, 6, 2, 2),
+            (192, 128, 3, 2),
+            (192, 128, 3, 2, 2),
+        ),
         *((192, 96, 3, 2), (192, 64, 6, 2), (128, 128, 3, 2), (128, 176, 3, 2)),
     ),
     128: (
-        *((192, 64, 4, 2), (192, 64, 4, 2, 2), (192, 80, 3, 2), (128, 128, 2, 2)),
+        *(
+            (192, 64, 4, 2, 1, True),
+            (192, 64, 4, 2),
+            (192, 64, 4, 2, 2),
+            (192, 80, 3, 2),
+            (128, 128, 2, 2),
+        ),
         *((128, 128, 3, 1), (128, 176, 2, 1), (128, 64, 4, 2)),
     ),
     256: (
@@ -101,10 +114,10 @@ def plans(problem: AttentionProblem) -> Iterator[tuple[str, ForwardPlan | str]]:
     """Yield each candidate's text, and its plan or why it has none."""
     chosen = select.forward_plan(problem, SM90)
     assert isinstance(chosen, ForwardPlan)
-    own = (chosen.tile_m, chosen.tile_n, chosen.kv_stages, chosen.q_buffers, chosen.cluster)
+    own = TileShape(*(getattr(chosen, name) for name in TileShape._fields))
     others = [TileShape(*candidate) for candidate in CANDIDATES[chosen.head_dim]]
-    for tile in dict.fromkeys((TileShape(*own), *others)):
-        text = "x".join(map(str, tile))
+    for tile in dict.fromkeys((own, *others)):
+        text = "x".join(map(str, tile[:-1])) + (" idle" if tile.skips_idle else "")
         is_whole = 128 % tile.tile_m == 0 == 128 % tile.tile_n
         if chosen.features.block_lists and not is_whole:
             yield text, "does not divide a block of 128"

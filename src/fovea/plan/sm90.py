@@ -52,6 +52,7 @@ class ForwardPlan:
     kv_stages: int
     q_buffers: int  # query tiles in shared memory: with 2, the next one is there when one ends
     cluster: int = 1  # CTAs that read K and V from the L2 cache together, on query tiles in a row
+    skips_idle: bool = False  # a warpgroup whose rows lie past the queries skips the walk
     packs_heads: bool = False
     page_box: int = 0  # rows of K and V that one copy takes from a page; 0: keys are not paged
     features: ForwardFeatures = field(default_factory=ForwardFeatures)
@@ -189,14 +190,15 @@ class ForwardPlan:
     def skips_hidden(self) -> bool:
         """True where a warpgroup skips KV tiles of the CTA's walk that hold no key for its rows."""
         features = self.features
-        has_band = features.limit_left or features.limit_right or features.key_ranges
+        has_limits = features.limit_left or features.limit_right
+        has_band = has_limits or features.key_ranges or self.skips_idle
         is_plain = not (features.block_lists or self.packs_heads)
         return has_band and is_plain and self.num_consumers > 1
 
     @property
     def skips_far(self) -> bool:
         """True where the tiles that a warpgroup skips in a row may be more than the ring holds."""
-        return self.skips_hidden and self.features.key_ranges
+        return self.skips_hidden and (self.features.key_ranges or self.skips_idle)
 
     @property
     def ends_first(self) -> bool:
@@ -267,7 +269,7 @@ class ForwardPlan:
         return (
             f"fovea_sm90_forward_{kind}_d{self.head_dim}x{self.head_dim_v}"
             f"_m{self.tile_m}n{self.tile_n}q{self.q_buffers}c{self.cluster}"
-            f"{'_packed' if self.packs_heads else ''}"
+            f"{'_idle' if self.skips_idle else ''}{'_packed' if self.packs_heads else ''}"
             f"{f'_pages{self.page_box}' if self.page_box else ''}"
         )
 
@@ -277,7 +279,7 @@ class ForwardPlan:
             f"sm90 forward {self.dtype} tile {self.tile_m}x{self.tile_n} head_dim {self.head_dim} "
             f"head_dim_v {self.head_dim_v} kv_stages {self.kv_stages} "
             f"q_buffers {self.q_buffers} cluster {self.cluster} packs_heads {self.packs_heads} "
-            f"page_box {self.page_box}\n"
+            f"page_box {self.page_box} skips_idle {self.skips_idle}\n"
             f"{self.features.key_text()}"
         )
 
@@ -290,6 +292,7 @@ class TileShape(NamedTuple):
     kv_stages: int
     q_buffers: int
     cluster: int = 1
+    skips_idle: bool = False
 
 
 HEAD_DIMS = (64, 96, 128, 192, 256)  # columns of tiles that there are

@@ -36,7 +36,8 @@ def own_visits(
 ) -> OwnVisits:
     """Return the visits of the rows from `first_row` on, narrowed to `group_span`.
 
-    Rows that see nothing, or are not there, go through the whole walk: that is rare.
+    Rows that see nothing go through the whole walk: that is rare. Those that are not there visit
+    one tile, where a plan can skip far, else all.
     """
     own = walk
     before, behind = cutlass.Int32(0), cutlass.Int32(0)
@@ -44,10 +45,15 @@ def own_visits(
         span = tile_span(first_row, first_row + num_rows, band, plan.tile_n, plan.features)
         if cutlass.const_expr(group_span is not None):
             span = narrowed_span(span, group_span)
-        is_whole = (first_row >= band.seqlen_q) | (walk.is_dead != 0)
+        is_idle, is_whole = first_row >= band.seqlen_q, walk.is_dead != 0
         begin, end = walk.range_end - walk.visits, walk.range_end
         # A walk may be a part of the range.
         own_begin, own_end = cutlass.max(begin, span.begin), cutlass.min(end, span.end)
+        if cutlass.const_expr(plan.skips_far):
+            # The walk's first tile is as good as any.
+            own_begin, own_end = select(is_idle, end - 1, own_begin), select(is_idle, end, own_end)
+        else:
+            is_whole = is_whole | is_idle
         is_whole = is_whole | (own_begin >= own_end)
         own_begin, own_end = select(is_whole, begin, own_begin), select(is_whole, end, own_end)
         before, behind = end - own_end, own_begin - begin
