@@ -210,6 +210,10 @@ def softcap_mod(shape: Shape, device: torch.device) -> Options:
     return {"score_mod": lambda score, b, h, q, kv: 12.0 * torch.tanh(score / 12.0)}
 
 
+def small_tanh(shape: Shape, device: torch.device) -> Options:
+    return {"score_mod": lambda score, b, h, q, kv: torch.tanh(score * 1e-6) * 1e6}
+
+
 def window_mod(shape: Shape, device: torch.device) -> Options:
     return {"mask_mod": mods.sliding_window(200)}
 

@@ -50,6 +50,7 @@ from case_options import (
     scattered_by_head,
     sink,
     sink_large,
+    small_tanh,
     softcap_mod,
     t5_bias,
     tanh_mod,
@@ -216,6 +217,9 @@ CASES: tuple[Case | PackedCase, ...] = (
     _case("tanh mod", tanh_mod),
     _case("softcap mod", softcap_mod),
     _case("softcap beyond its polynomial", fixed(softcap=0.5)),
+    _case("softcap far above", fixed(softcap=1e9)),
+    _case("softcap far above fp16", fixed(softcap=1e9), dtype=FP16, wants_max_score=True),
+    _case("small tanh", small_tanh),
     _case(
         "softcap mod beyond d64 causal",
         joined(CAUSAL, softcap_mod),

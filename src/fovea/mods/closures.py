@@ -174,6 +174,8 @@ def _visit(value: Any, name: str, found: Survey, key: list[Any], free: bool, dep
             # by its bits: 0.0 equals -0.0, and NaN nothing
             key.append((kind, value if kind is int else value.hex()))
     elif isinstance(value, Tensor):
+        if value.__dict__:  # a mod may read them
+            found.is_checkable = False
         found.tensors.append(value)
         key.append((kind, value.dtype, value.dim(), value.requires_grad))
     elif value is made_for:
@@ -267,6 +269,8 @@ def _visit_function(
 ) -> None:
     code = fn.__code__
     key.append(id(code))
+    if fn.__dict__:  # a mod may read them, its own too
+        found.is_checkable = False
     if (fn.__module__ or "").startswith("torch."):
         key.append(id(fn))
         code_facts(code)

@@ -52,9 +52,14 @@ def _divides(node: Node, cap: SoftCap, graph: Graph) -> bool:
 
 
 def _number(node: Node, graph: Graph) -> SoftCap | None:
-    """Return a constant or a run-time number, None for anything else."""
-    while node.op == "cast":
+    """Return a constant or a run-time number, None for anything else.
+
+    A cast to fewer digits than float32 has makes another number of it.
+    """
+    while node.op == "cast" and node.dtype in ("f32", "f64"):
         node = graph.nodes[node.args[0]]
+    if node.dtype not in ("f32", "f64", "i64"):
+        return None
     if node.op == "const" and not isinstance(node.attrs[0], (bool, str)):
         return SoftCap(float(node.attrs[0]))
     if node.op == "scalar":

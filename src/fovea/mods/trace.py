@@ -97,7 +97,8 @@ def _trace_anew(
     tracer.leaves, tracer.numbers, tracer.names = found.tensors, found.numbers, found.names
     source = source_of(fn)
     try:
-        with TracingMode(tracer):
+        # Whether gradients are recorded is the mod's own doing, whatever the call's is.
+        with TracingMode(tracer), torch.enable_grad():
             result = tagged(fn, tracer)(*_inputs(tracer, kind, dtype))
     except TypeError:
         if tracer.failure is not None:
@@ -159,7 +160,7 @@ def _trace_in_dynamo(
     """Trace in code that Dynamo inlines: no closures are read, no cache, no frames."""
     tracer = Tracer(True, device)
     inputs = _inputs(tracer, kind, dtype)
-    with TracingMode(tracer):
+    with TracingMode(tracer), torch.enable_grad():
         result = fn(*inputs)
     output = _checked_output(tracer, kind, dtype, result, "")
     specs = tuple(capture_spec(tensor) for tensor in tracer.captures)

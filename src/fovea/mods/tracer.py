@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
 from fovea.errors import TraceError
-from fovea.mods.builder import GraphBuilder, Term, number_term
+from fovea.mods.builder import FLOATS, GraphBuilder, Term, number_term
 from fovea.mods.casts import name_of
 from fovea.mods.functions import FACTORIES, INPLACE, NEEDS_VALUE, RANDOM
 from fovea.mods.graph import CaptureSpec
@@ -36,6 +36,7 @@ from fovea.mods.values import (
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+_AUTOGRAD_FUNCTION = os.path.join(_TORCH, "autograd", "function.py")
 
 
 class Tracer:
@@ -266,9 +267,29 @@ class Tracer:
 
     def make(self, term: Term) -> Traced:
         """Return the value of user code for a term."""
+        term = self.as_recorded(term)
         if self.compiling:
             self.known[term.node] = term
         return make_traced(self, term, self.builder.shape(term))
+
+    def as_recorded(self, term: Term) -> Term:
+        """Return what a term counts for in a backward: nothing where the mod turned gradients off.
+
+        Raises:
+            TraceError: inside an autograd.Function, whose own backward would be lost.
+        """
+        if torch.is_grad_enabled() or term.dtype not in FLOATS:
+            return term
+        if not self.compiling and _is_in_function():
+            raise TraceError(
+                "a torch.autograd.Function has a backward of its own, which a mod cannot keep; "
+                "write the value with detach(), say x + (f(x) - x).detach() for a straight-through "
+                "estimate"
+            )
+        if term.node < 0 or term.weak:
+            term = self.builder.cast(term, term.dtype)
+        node = self.builder.add("detach", (term.node,), term.dtype)
+        return Term(node, term.dtype, term.dims)
 
     def mutate(self, receiver: Any, term: Term) -> Any:
         """Store the result of an in-place function, in the receiver's dtype, and return it."""
@@ -277,6 +298,7 @@ class Tracer:
                 "a captured tensor cannot be changed inside a mod; use the function without the "
                 "trailing underscore"
             )
+        term = self.as_recorded(term)
         receiver.fovea_term = self.builder.cast(term, receiver.fovea_term.dtype)
         return receiver
 
@@ -295,11 +317,11 @@ class Tracer:
             )
         if getattr(function, "__name__", "") == "__get__":
             return self.property_of(function, args)
-        if function in (Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__, Tensor.stride):
+        if function in (Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__):
             for dimension in range(args[0].dim()):
                 self.depend_on_size(args[0], dimension)
         else:
-            # A tensor made inside the mod: another call must make it anew.
+            # A tensor made inside the mod, or a stride: another call must ask anew.
             self.repeatable = False
         return function(*plain(args), **plain(kwargs))
 
@@ -408,6 +430,17 @@ def user_line() -> str:
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return "unknown line"
+
+
+def _is_in_function() -> bool:
+    """Return whether an autograd.Function is running its forward."""
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "apply" and code.co_filename == _AUTOGRAD_FUNCTION:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_static(value: Any) -> bool:

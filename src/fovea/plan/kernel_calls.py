@@ -40,10 +40,11 @@ def as_kernel_call(problem: AttentionProblem, arch: Arch | None = None) -> Atten
     ranges: KeyRanges | None = None
     bits: MaskBits | None = None
     exact = None if lists is None or listed_mod is None else exact_for(lists, listed_mod)
+    takes_all = arch is not None and arch.name == "sm90"
     if exact is not None:
         if exact.shows_mask:
             listed_mod, limits = _without(listed_mod, limits)
-        if listed_mod is not None and arch is not None and arch.name == "sm90":
+        if listed_mod is not None and takes_all and _is_made_for(problem, listed_mod):
             ranges, bits = exact.ranges, exact.bits
         if listed_mod is None or ranges is not None:
             lists = listed_mod = None
@@ -60,6 +61,20 @@ def as_kernel_call(problem: AttentionProblem, arch: Arch | None = None) -> Atten
         limits=limits,
         key_ranges=ranges,
         mask_bits=bits,
+    )
+
+
+def _is_made_for(problem: AttentionProblem, mask: TracedMod) -> bool:
+    """Return whether lists were made at every batch entry and head that their mask looks at.
+
+    Lists of one head serve all; the mask of another head may still hide other keys in them.
+    """
+    lists = problem.block_lists
+    assert lists is not None
+    inputs = {node.op for node in mask.graph.nodes}
+    return not (
+        ("b" in inputs and lists.batch != problem.batch)
+        or ("h" in inputs and lists.heads != problem.heads_q)
     )
 
 

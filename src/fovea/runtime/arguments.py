@@ -148,6 +148,9 @@ class ForwardLaunch:
         if (
             not self.takes_as_is
             or (q.data_ptr() | k.data_ptr() | v.data_ptr() | out.data_ptr()) % _ALIGNMENT_BYTES
+            or _is_lazy(q)
+            or _is_lazy(k)
+            or _is_lazy(v)
         ):
             q, k, v = loadable(q), loadable(k), loadable(v)
             if not _is_loadable(out):
@@ -182,7 +185,7 @@ class ForwardLaunch:
             target,
             lse,
             max_score,
-            None if sink is None else sink.float(),
+            None if sink is None else _whole(sink).float(),
             None if self.partial_shapes is None else self._partials(memory),
             counter,
             self._keys(tensors, lists, order),
@@ -263,7 +266,7 @@ class ForwardLaunch:
     def _captures(self, tensors: Sequence[Any], memory: StreamMemory | None) -> tuple[Tensor, ...]:
         captures = tensors[4 : 4 + self.num_captures]
         if self.has_plain_captures and not any(
-            is_paired and tensor.data_ptr() % PAIR_ALIGNMENT
+            (is_paired and tensor.data_ptr() % PAIR_ALIGNMENT) or _is_lazy(tensor)
             for tensor, is_paired in zip(captures, self.is_paired, strict=True)
         ):
             return tuple(captures)
@@ -310,8 +313,21 @@ def _is_loadable(tensor: Tensor) -> bool:
     )
 
 
+def _is_lazy(tensor: Tensor) -> bool:
+    """Return whether a tensor's memory does not hold its values: a negated or a zero view."""
+    return tensor.is_neg() or tensor._is_zerotensor()
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Return a tensor whose memory holds its values."""
+    if tensor._is_zerotensor():
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return tensor.resolve_neg()
+
+
 def loadable(tensor: Tensor) -> Tensor:
     """Return a tensor that the copy engine can read: itself, or a copy padded to whole rows."""
+    tensor = _whole(tensor)
     missing = -tensor.shape[-1] % _ALIGNMENT_ELEMENTS
     if missing:
         return functional.pad(tensor, (0, missing))
@@ -376,6 +392,7 @@ def _capture(
     With a unit last stride and, where it is read two elements at a time, aligned for that and of an
     even extent: the element past the end is for positions that nobody sees.
     """
+    tensor = _whole(tensor)
     tensor = tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
     if tensor.numel() == 0:
         # A gather from nothing, at positions that nobody sees, reads 0 in the reference too.

@@ -18,6 +18,16 @@ def _cap(mod: Any) -> float | None:
     return None if found is None else found.value(traced.scalars)
 
 
+def _cast_to(dtype: torch.dtype, number: float = 30.07) -> Any:
+    """Return a soft cap of a run-time number that a cast changes."""
+
+    def mod(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        cap = torch.full((), number).to(dtype)
+        return cap * torch.tanh(s / cap)
+
+    return mod
+
+
 @pytest.mark.parametrize(
     ("mod", "cap"),
     [
@@ -45,6 +55,10 @@ def test_soft_cap_is_read(mod: Any, cap: float) -> None:
         lambda s, b, h, q, k: 50.0 * torch.sigmoid(s / 50.0),
         lambda s, b, h, q, k: h * torch.tanh(s / h),
         mods.alibi(2),
+        _cast_to(torch.int32),
+        _cast_to(torch.bool),
+        _cast_to(torch.bfloat16),
+        _cast_to(torch.float16),
     ],
 )
 def test_other_mod_is_none(mod: Any) -> None:

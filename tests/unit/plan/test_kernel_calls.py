@@ -189,3 +189,22 @@ def test_other_exact_lists_bring_bits(block_size: int) -> None:
     block_mask.mask_mod = mods.natten_2d(15, 20, 5, 3)
     changed = _problem(block_mask=block_mask)
     assert as_kernel_call(changed, SM90) is changed
+
+
+@pytest.mark.parametrize("reads", ["b", "h"])
+def test_lists_of_one_head_or_batch_entry_are_read_where_their_mask_looks_at_each(
+    reads: str,
+) -> None:
+    reach = torch.tensor([60, 5])
+
+    def mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        near = reach[b if reads == "b" else h]
+        return (kv_idx <= q_idx) & (kv_idx > q_idx - near)
+
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(2, LENGTH, 2, 16, generator=generator, dtype=torch.float64)
+    for batch, heads in ((None, None), (1, 1), (2, 2)):
+        block_mask = fovea.create_block_mask(mask, batch, heads, LENGTH, LENGTH, "cpu")
+        problem = make_dense(q, q, q, Request(block_mask=block_mask))
+        found = as_kernel_call(problem, SM90)
+        assert (found.key_ranges is not None) == (batch == 2)

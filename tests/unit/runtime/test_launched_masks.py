@@ -16,10 +16,17 @@ def masks_of_unequal_rows():
     """Return masks whose rows of blocks differ in work, the last with one list for two heads."""
     lengths = torch.tensor([3, 900, 40, 200, 640, 1, 512, 77])
 
-    def mask_mod(b, h, i, j):
+    def of_all(b, h, i, j):
+        return j < lengths[i // 128]
+
+    def of_each(b, h, i, j):
         return j < lengths[(i // 128 + h) % 8]
 
-    return [fovea.create_block_mask(mask_mod, 1, heads, 1000, 1000, "cpu") for heads in (1, 4)]
+    sizes = (1000, 1000, "cpu")
+    return [
+        fovea.create_block_mask(of_all, 1, 1, *sizes),
+        fovea.create_block_mask(of_each, 1, 4, *sizes),
+    ]
 
 
 @pytest.mark.parametrize("mask", masks_of_unequal_rows(), ids=["one head", "four heads"])

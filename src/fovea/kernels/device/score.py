@@ -22,6 +22,7 @@ from fovea.kernels.device.masking import Band, RowLimits, inside, row_limits
 from fovea.kernels.device.mod_affine import Affine
 from fovea.kernels.device.mods import ModEvaluator, ModTable, Position
 from fovea.kernels.device.packing import Row, packed_row
+from fovea.kernels.device.polynomials import tanh_factor
 from fovea.kernels.device.ptx import bit, hide_unless
 from fovea.kernels.device.softmax import (
     ROWS_PER_THREAD,
@@ -30,7 +31,8 @@ from fovea.kernels.device.softmax import (
     register_idx,
     row_in_warpgroup,
 )
-from fovea.plan.numerics import LOG2_E, TANH_COEFFICIENTS
+from fovea.kernels.device.values import select
+from fovea.plan.numerics import LOG2_E, TANH_LIMIT
 from fovea.tiling.mask_bits import BLOCK, LANES
 
 # Captured values that may wait in registers for S; more would spill.
@@ -309,10 +311,13 @@ def soft_cap(score: cutlass.Float32, cap: cutlass.Float32) -> cutlass.Float32:
     """Return cap * tanh(score / cap).
 
     tanh(x) = 1 - 2 / (1 + e^(2x)): the hardware's tanh is only good to 2^-11, which at a cap of 50
-    would be an error of 2 % in the probability.
+    would be an error of 2 % in the probability. Where x is small, the error of that difference
+    counts `cap` times, so a polynomial has its place.
     """
+    small, square = soft_cap_of_small(score, cute.arch.rcp_approx(cap))
     power = cute.math.exp2(score * ((2.0 * LOG2_E) / cap), fastmath=True)
-    return cap - (cap + cap) * cute.arch.rcp_approx(power + 1.0)
+    large = cap - (cap + cap) * cute.arch.rcp_approx(power + 1.0)
+    return select(square <= TANH_LIMIT**2, small, large)
 
 
 def soft_cap_of_small(
@@ -321,7 +326,4 @@ def soft_cap_of_small(
     """Return cap * tanh(score / cap) where |score| <= TANH_LIMIT * cap, and (score / cap)^2."""
     ratio = score * per_cap
     square = ratio * ratio
-    factor = cutlass.Float32(TANH_COEFFICIENTS[-1])
-    for coefficient in (*TANH_COEFFICIENTS[-2::-1], 1.0):
-        factor = cute.math.fma(factor, square, cutlass.Float32(coefficient))
-    return score * factor, square
+    return score * tanh_factor(square), square
