@@ -93,6 +93,8 @@ class BlockLists:
             ValueError: its lists, lengths, batch or heads do not fit each other or the call.
         """
         mask = _as_block_mask(block_mask)
+        block_q, block_kv = _pair("BLOCK_SIZE", mask.BLOCK_SIZE)
+        seqlen_pair = _pair("seq_lengths", mask.seq_lengths)
         lists = cls(
             kv_num_blocks=_int32("kv_num_blocks", mask.kv_num_blocks),
             kv_indices=_int32("kv_indices", mask.kv_indices),
@@ -102,10 +104,10 @@ class BlockLists:
             q_indices=_optional("q_indices", mask.q_indices),
             full_q_num_blocks=_optional("full_q_num_blocks", mask.full_q_num_blocks),
             full_q_indices=_optional("full_q_indices", mask.full_q_indices),
-            block_q=int(mask.BLOCK_SIZE[0]),
-            block_kv=int(mask.BLOCK_SIZE[1]),
-            seqlen_q=mask.seq_lengths[0],
-            seqlen_kv=mask.seq_lengths[1],
+            block_q=int(block_q),
+            block_kv=int(block_kv),
+            seqlen_q=seqlen_pair[0],
+            seqlen_kv=seqlen_pair[1],
             batch=mask.kv_indices.shape[0] if mask.kv_indices.dim() == 4 else 0,
             heads=mask.kv_indices.shape[1] if mask.kv_indices.dim() == 4 else 0,
         )
@@ -449,6 +451,20 @@ def _as_block_mask(block_mask: object) -> TorchBlockMask:
             )
         )
     return cast(TorchBlockMask, block_mask)
+
+
+def _pair(name: str, value: Any) -> tuple[Any, Any]:
+    """Return (of queries, of keys); raise TypeError unless it is a pair."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:  # pyright: ignore[reportUnknownArgumentType]
+        raise TypeError(
+            invalid(
+                f"block_mask.{name}",
+                value,
+                "a pair of ints, of queries and of keys",
+                "leave it as create_block_mask made it",
+            )
+        )
+    return value[0], value[1]  # pyright: ignore[reportUnknownVariableType]
 
 
 def _int32(name: str, tensor: object) -> Tensor:

@@ -100,7 +100,7 @@ def _build(
     heads = _count("H", num_heads, 1)
     seqlen_q = _count("Q_LEN", q_len, 0)
     seqlen_kv = _count("KV_LEN", kv_len, 0)
-    place = None if device is None else torch.empty(0, device=device).device
+    place = None if device is None else _usable(device)
     mask = trace_mask_mod(mask_mod, place)
     if place is None:
         place = _default_device(mask)
@@ -151,6 +151,19 @@ def _bits(program: TracedProgram, grid: BlockGrid, states: Tensor) -> MaskBits |
         grid = replace(grid, block_q=BLOCK, block_kv=BLOCK)
         states = block_states(program, grid)
     return find_mask_bits(program, grid, states)
+
+
+def _usable(device: torch.device | str | int) -> torch.device:
+    """Return the device that tensors made there say they are on."""
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, TypeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(
+            invalid(
+                "device", repr(device), "a device that torch can use here", f"torch says: {reason}"
+            )
+        ) from error
 
 
 def _check_gathers(mask: TracedMod, sizes: tuple[int, int, int, int]) -> None:

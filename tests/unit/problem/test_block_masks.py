@@ -68,3 +68,11 @@ def test_entry_goes_with_its_mask():
     del block_mask
     gc.collect()
     assert key not in block_masks._entries
+
+
+@pytest.mark.parametrize(("name", "value"), [("BLOCK_SIZE", 16), ("seq_lengths", (20,))])
+def test_field_that_is_no_pair_is_named(name, value):
+    block_mask = fovea.create_block_mask(lambda b, h, i, j: i >= j, None, None, 70, 70, "cpu")
+    setattr(block_mask, name, value)
+    with pytest.raises(TypeError, match=f"block_mask.{name}="):
+        known_lists(block_mask)

@@ -232,3 +232,9 @@ def test_block_mask_of_a_million_tokens_takes_seconds_and_little_memory(name):
     if name == "window":
         # Each block row has the diagonal, 31 full blocks and the block that the window cuts.
         assert (partial, full) == (8192 + 8192 - 32, 31 * 8192 - sum(range(1, 32)))
+
+
+@pytest.mark.parametrize("device", ["nope", "cuda:99", 3.5])
+def test_device_that_cannot_be_used_is_named(device):
+    with pytest.raises(ValueError, match=r"device=.*torch says"):
+        create_block_mask(lambda b, h, i, j: i >= j, None, None, 70, 70, device=device)
