@@ -94,11 +94,11 @@ def _trace_anew(
 ) -> TracedMod:
     _check_arity(kind, fn)
     tracer = Tracer(False, device)
+    tracer.has_gradient = kind == "score"
     tracer.leaves, tracer.numbers, tracer.names = found.tensors, found.numbers, found.names
     source = source_of(fn)
     try:
-        # Whether gradients are recorded is the mod's own doing, whatever the call's is.
-        with TracingMode(tracer), torch.enable_grad():
+        with TracingMode(tracer):
             result = tagged(fn, tracer)(*_inputs(tracer, kind, dtype))
     except TypeError:
         if tracer.failure is not None:
@@ -160,7 +160,7 @@ def _trace_in_dynamo(
     """Trace in code that Dynamo inlines: no closures are read, no cache, no frames."""
     tracer = Tracer(True, device)
     inputs = _inputs(tracer, kind, dtype)
-    with TracingMode(tracer), torch.enable_grad():
+    with TracingMode(tracer):
         result = fn(*inputs)
     output = _checked_output(tracer, kind, dtype, result, "")
     specs = tuple(capture_spec(tensor) for tensor in tracer.captures)

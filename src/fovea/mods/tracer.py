@@ -57,6 +57,8 @@ class Tracer:
         self.guards: list[tuple[Recipe, bool | int | float]] = []
         self.heads: list[Any] = []  # numbers of heads that the mod is made for: recipes, or ints
         self.repeatable = True
+        self.has_gradient = False  # of what the mod returns
+        self.is_recorded = torch.is_grad_enabled()  # by the call itself
         # torch's operators turn a TypeError into "unsupported operand": the reason is kept here
         self.failure: TraceError | None = None
 
@@ -280,12 +282,15 @@ class Tracer:
         """
         if torch.is_grad_enabled() or term.dtype not in FLOATS:
             return term
-        if not self.compiling and _is_in_function():
+        # A call without gradients too: what it traces may serve one with them.
+        if self.has_gradient and _is_in_function():
             raise TraceError(
                 "a torch.autograd.Function has a backward of its own, which a mod cannot keep; "
                 "write the value with detach(), say x + (f(x) - x).detach() for a straight-through "
                 "estimate"
             )
+        if not self.is_recorded:
+            return term
         if term.node < 0 or term.weak:
             term = self.builder.cast(term, term.dtype)
         node = self.builder.add("detach", (term.node,), term.dtype)
