@@ -145,13 +145,9 @@ class ForwardLaunch:
                 self.out_shape, self.out_strides, dtype=self.dtype, device=self.device
             )
         target = out
-        if (
-            not self.takes_as_is
-            or (q.data_ptr() | k.data_ptr() | v.data_ptr() | out.data_ptr()) % _ALIGNMENT_BYTES
-            or _is_lazy(q)
-            or _is_lazy(k)
-            or _is_lazy(v)
-        ):
+        address = q.data_ptr() | k.data_ptr() | v.data_ptr() | out.data_ptr()
+        is_lazy = _is_lazy(q) or _is_lazy(k) or _is_lazy(v)
+        if not self.takes_as_is or address % _ALIGNMENT_BYTES or is_lazy:
             q, k, v = loadable(q), loadable(k), loadable(v)
             if not _is_loadable(out):
                 target = _padded_out(out, v.shape[-1])
