@@ -203,12 +203,16 @@ def packed_cases() -> dict[str, dict[str, Any]]:
     used = torch.tensor([90, 156], dtype=torch.int32)
     pages = torch.empty(20, 16, 4, 128, dtype=torch.bfloat16)
     table = torch.zeros(2, 16, dtype=torch.int32)
+    narrow_q, narrow = torch.empty(256, 4, 40).bfloat16(), torch.empty(20, 16, 4, 40).bfloat16()
     paged = {"k": pages, "v": pages, "cu_seqlens_kv": None, "page_table": table}
     return {
         "packed sequences": packed(),
         "packed sequences, seqused": packed(seqused_q=used, seqused_kv=used),
         "packed sequences, block_mask": packed(block_mask=blocks, causal=True),
         "paged keys": packed(seqused_kv=used, **paged),
+        "paged keys, head dim 40": packed(
+            seqused_kv=used, **{**paged, "q": narrow_q, "k": narrow, "v": narrow}
+        ),
     }
 
 

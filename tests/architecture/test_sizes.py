@@ -25,6 +25,7 @@ EXEMPT_ARGUMENTS: dict[str, str] = {
     "src/fovea/api/attention.py::attention": _SIGNATURE,
     "src/fovea/api/attention.py::attention_varlen": _SIGNATURE,
     "src/fovea/api/flex.py::flex_attention": _DROP_IN,
+    "src/fovea/cli/compile.py::run": "one argument for each option of the command",
     "src/fovea/cli/emulate.py::run": "one argument for each option of the command",
     "src/fovea/cli/explain.py::run": "one argument for each option of the command",
     "src/fovea/flash_attn.py::flash_attn_func": _DROP_IN,

@@ -46,6 +46,12 @@ class Kernel:
     packing: str | None = None
     variants: tuple[str, ...] = ()
 
+    def _origin(self) -> str:
+        """Return why the name has another architecture: kernels are named by their source."""
+        if f"_{self.arch}_" in (self.name or ""):
+            return ""
+        return f", one source for both, compiled for {self.arch.target}"
+
     def lines(self) -> list[str]:
         """Return the text of this kernel."""
         title = f"on {self.arch}"
@@ -53,7 +59,7 @@ class Kernel:
             return [f"{title:13} no kernel: {self.lack}"]
         registers = ", ".join(f"{role} {count}" for role, count in self.registers)
         return [
-            f"{title:13} {self.name}",
+            f"{title:13} {self.name}{self._origin()}",
             f"{'':13} tile {self.tile[0]} x {self.tile[1]}, {self.kv_stages} K/V stages, "
             f"{self.threads} threads, registers: {registers}, "
             f"{self.shared_bytes / 1024:.0f} KiB shared",

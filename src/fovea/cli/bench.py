@@ -33,7 +33,7 @@ Backward = Annotated[bool, typer.Option("--backward", help="Time forward and bac
 
 def run(
     call: Words = None,
-    causal: Causal = False,
+    causal: Causal = None,
     window: Window = None,
     softcap: Softcap = None,
     score_mod: ScoreMod = None,
@@ -60,17 +60,15 @@ def run(
     passes = "forward + backward" if backward else "forward"
     console.print(f"{wanted}, {passes}, {name}, torch {torch.__version__}", highlight=False)
     console.print(_table(timings, _num_flops(wanted, backward=backward)))
+    if len(calls) == 1:
+        console.print(f"no peer: {_why_alone(wanted, device)}", highlight=False)
 
 
 def _calls(
     inputs: tuple[Tensor, Tensor, Tensor], wanted: Call, backend: str | None
 ) -> dict[str, Callable[[], Tensor]]:
     q, k, v = inputs
-    keywords = dict(wanted.keywords)
-    mask_mod = keywords.pop("mask_mod", None)
-    if mask_mod is not None:
-        lengths = (wanted.shape.seqlen_q, wanted.shape.seqlen_kv)
-        keywords["block_mask"] = fovea.create_block_mask(mask_mod, None, None, *lengths, q.device)
+    keywords = wanted.with_block_mask(q.device).keywords
     attention = cast(Callable[..., Tensor], fovea.attention)  # keywords from a dict
     calls: dict[str, Callable[[], Tensor]] = {
         "fovea": lambda: attention(q, k, v, backend=backend, **keywords)
@@ -85,13 +83,27 @@ def _calls(
     return calls
 
 
+def _why_alone(wanted: Call, device: torch.device) -> str:
+    """Return why no function of torch's is timed beside a call."""
+    scope = (
+        "takes no mods, window or softcap here"
+        if wanted.has_mods
+        else "aligns causal masks top left (--causal-top-left)"
+    )
+    return (
+        f"torch's scaled_dot_product_attention {scope}, and its flex_attention has no gradients "
+        f"on a {device.type.upper()}; leave out --backward to time the forward beside it"
+    )
+
+
 def _for_flex(wanted: Call, device: torch.device) -> dict[str, Any]:
     """Return what flex_attention takes instead of fovea's keywords."""
     keywords, shape = wanted.keywords, wanted.shape
     softcap, mod = keywords.get("softcap"), keywords.get("score_mod")
     left, right = keywords.get("window", (None, None))
-    right = min(right or 0, 0) if keywords.get("causal") else right
-    own_mask, offset = keywords.get("mask_mod"), shape.seqlen_kv - shape.seqlen_q
+    causal, own_mask = keywords.get("causal"), keywords.get("mask_mod")
+    right = min(right or 0, 0) if causal else right
+    offset = 0 if causal == "top_left" else shape.seqlen_kv - shape.seqlen_q
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         score = score if softcap is None else softcap * torch.tanh(score / softcap)

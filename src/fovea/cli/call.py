@@ -11,7 +11,7 @@ import importlib.util
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import fovea
 from fovea import mods
 from fovea.errors import invalid
 
@@ -33,7 +34,8 @@ WORDS = (
     "B1 H16 Hkv4 S8192 D128 " + " | ".join(DTYPES)
 )
 
-_WORD = re.compile(r"(B|Hkv|H|Skv|S|Dv|D)(\d+)")
+_SIZES = ("B", "Hkv", "H", "Skv", "S", "Dv", "D")
+_WORD = re.compile(rf"({'|'.join(_SIZES)})(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,16 @@ class Call:
     dtype: torch.dtype
     keywords: dict[str, Any]
 
+    def with_block_mask(self, device: torch.device) -> "Call":
+        """Return the call with a block mask of its mask mod in the mod's place, if it has one."""
+        mask_mod = self.keywords.get("mask_mod")
+        if mask_mod is None:
+            return self
+        lengths = (self.shape.seqlen_q, self.shape.seqlen_kv)
+        blocks = fovea.create_block_mask(mask_mod, None, None, *lengths, device)
+        keywords = {name: value for name, value in self.keywords.items() if name != "mask_mod"}
+        return replace(self, keywords={**keywords, "block_mask": blocks})
+
     @property
     def has_mods(self) -> bool:
         """Whether it asks for more than causal attention."""
@@ -77,7 +89,12 @@ class Call:
 
     def __str__(self) -> str:
         names = [name for name, dtype in DTYPES.items() if dtype == self.dtype]
-        return " ".join([str(self.shape), *names, *self.keywords])
+        is_top_left = self.keywords.get("causal") == "top_left"
+        options = [
+            "causal-top-left" if name == "causal" and is_top_left else name
+            for name in self.keywords
+        ]
+        return " ".join([str(self.shape), *names, *options])
 
     def make_inputs(self, device: torch.device, *, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Return random normal q, k and v, the same for the same seed.
@@ -116,7 +133,7 @@ def parse_words(words: Sequence[str], default: Shape) -> tuple[Shape, torch.dtyp
             continue
         match = _WORD.fullmatch(word)
         if match is None or match[1] in given:
-            raise ValueError(invalid("CALL", repr(word), WORDS, "write each word once"))
+            raise ValueError(invalid("CALL", repr(word), WORDS, _hint(word)))
         given[match[1]] = int(match[2])
 
     def of_kv(word: str, word_q: str, default_kv: int) -> int:
@@ -132,6 +149,23 @@ def parse_words(words: Sequence[str], default: Shape) -> tuple[Shape, torch.dtyp
         head_dim_v=of_kv("Dv", "D", default.head_dim_v),
     )
     return shape, DTYPES[dtypes[0]]
+
+
+def _hint(word: str) -> str:
+    """Return what to do about a word that is not understood."""
+    plain = word.lower().replace("-", "_")
+    if plain in ("top_left", "topleft"):
+        return "give --causal-top-left in the place of --causal"
+    if plain in ("bottom_right", "bottomright"):
+        return "give --causal alone, which is aligned bottom right"
+    names = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
+    if names.get(plain, plain) in DTYPES:
+        return f"write {names.get(plain, plain)}"
+    match = re.fullmatch(r"([a-z]+)[_=]?(\d+)", plain)
+    for size in _SIZES:
+        if match is not None and match[1] == size.lower() and f"{size}{match[2]}" != word:
+            return f"write {size}{match[2]} (case matters)"
+    return "write each word once"
 
 
 def parse_window(text: str | None) -> tuple[int | None, int | None] | None:
@@ -175,10 +209,21 @@ def parse_mod(option: str, text: str | None) -> Callable[..., Any] | None:
         if str(error).startswith(option):
             raise
         allowed = "NAME or NAME(ARGUMENTS) from fovea.mods, or FILE.py: and the same"
-        raise ValueError(
-            invalid(option, repr(text), allowed, "give numbers as arguments")
-        ) from error
-    return _member(option, module, node.func.id)(*arguments, **keywords)
+        raise ValueError(invalid(option, repr(text), allowed, _LITERALS)) from error
+    maker = _member(option, module, node.func.id)
+    if is_file:
+        return maker(*arguments, **keywords)
+    try:
+        return maker(*arguments, **keywords)
+    except (TypeError, AttributeError) as error:
+        allowed = f"{node.func.id}{inspect.signature(maker)}"
+        raise ValueError(invalid(option, repr(text), allowed, _LITERALS)) from error
+
+
+_LITERALS = (
+    "give numbers and other literals as arguments; a mod that needs a tensor goes into a file of "
+    "yours, as a function there: FILE.py:NAME"
+)
 
 
 def _taken_as_it_is(option: str, text: str, mod: Callable[..., Any]) -> Callable[..., Any]:

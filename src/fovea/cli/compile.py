@@ -12,13 +12,26 @@ import typer
 from rich.console import Console
 
 import fovea
-from fovea.arch import ARCHS, arch_named
+from fovea.arch import ARCHS
 from fovea.cli.kernel import compile_forward, resource_table
-from fovea.cli.options import Causal, MaskMod, ScoreMod, Softcap, Window, Words, read_call
+from fovea.cli.options import (
+    BlockMask,
+    Causal,
+    MaskMod,
+    ScoreMod,
+    Softcap,
+    Window,
+    Words,
+    read_arch,
+    read_call,
+)
 from fovea.compile.bundle import load_bundle
+from fovea.errors import UnsupportedError
+from fovea.plan import select
 from fovea.problem import Request, make_dense
 
 Arch = Annotated[str, typer.Option(help=" | ".join(ARCHS) + ".")]
+CPU = torch.device("cpu")
 Bundle = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help="Also write a bundle for machines without a compiler."),
@@ -27,25 +40,34 @@ Bundle = Annotated[
 
 def run(
     call: Words = None,
-    causal: Causal = False,
+    causal: Causal = None,
     window: Window = None,
     softcap: Softcap = None,
     score_mod: ScoreMod = None,
     mask_mod: MaskMod = None,
     arch: Arch = "sm90",
     bundle: Bundle = None,
+    block_mask: BlockMask = False,
 ) -> None:
     """Compile every kernel that calls like this one can run, and show what its own uses.
 
     Lengths, batch, heads and scalars do not matter: they are arguments of the kernel.
     """
+    chosen = read_arch(arch)
     wanted = read_call(call, causal, window, softcap, (score_mod, mask_mod))
-    q, k, v = wanted.make_inputs(torch.device("cpu"))
-    start = time.perf_counter()
-    fovea.precompile(q, k, v, archs=(arch,), bundle=bundle, **wanted.keywords)
-    seconds = time.perf_counter() - start
+    wanted = wanted.with_block_mask(CPU) if block_mask else wanted
+    q, k, v = wanted.make_inputs(CPU)
     problem = make_dense(q, k, v, Request(**wanted.keywords))
-    kernel = compile_forward(problem, arch_named(arch))  # in the cache by now
+    lack = select.unsupported(problem, chosen)
+    if lack is not None:
+        raise UnsupportedError(
+            f"{wanted} has no kernel for {chosen}: {lack}; change the call, or give another --arch "
+            "(fovea explain says what each takes)"
+        )
+    start = time.perf_counter()
+    fovea.precompile(q, k, v, archs=(chosen.name,), bundle=bundle, **wanted.keywords)
+    seconds = time.perf_counter() - start
+    kernel = compile_forward(problem, chosen)  # in the cache by now
     console = Console(highlight=False)
     record = kernel.artifact.record
     console.print(f"{record.name} for {record.target}, its variants too: {seconds:.1f} s")

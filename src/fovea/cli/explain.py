@@ -11,15 +11,16 @@ import typer
 
 import fovea
 from fovea.api.explain import request_of
-from fovea.arch import arch_named
 from fovea.cli.options import (
     Backend,
+    BlockMask,
     Causal,
     MaskMod,
     ScoreMod,
     Softcap,
     Window,
     Words,
+    read_arch,
     read_call,
 )
 from fovea.cli.timeline import show
@@ -29,7 +30,7 @@ from fovea.problem import make_dense
 
 def run(
     call: Words = None,
-    causal: Causal = False,
+    causal: Causal = None,
     window: Window = None,
     softcap: Softcap = None,
     score_mod: ScoreMod = None,
@@ -41,6 +42,7 @@ def run(
     timeline: Annotated[
         bool, typer.Option("--timeline", help="Draw what the cost model says of the kernel.")
     ] = False,
+    block_mask: BlockMask = False,
     output: Annotated[
         Path | None,
         typer.Option(help="Picture of the timeline; its Perfetto JSON lies beside it."),
@@ -56,9 +58,11 @@ def run(
             invalid("--timeline", "not given", "given with --arch and --output", "add --timeline")
         )
     wanted = read_call(call, causal, window, softcap, (score_mod, mask_mod))
-    q, k, v = wanted.make_inputs(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    wanted = wanted.with_block_mask(device) if block_mask else wanted
+    q, k, v = wanted.make_inputs(device)
     if timeline:
         problem = make_dense(q, k, v, request_of(wanted.keywords, None))
-        show(problem, arch_named(arch or "sm100"), output)
+        show(problem, read_arch(arch or "sm100"), output)
     else:
         print(fovea.explain(q, k, v, backend=backend, **wanted.keywords))

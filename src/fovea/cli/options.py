@@ -8,10 +8,18 @@ from typing import Annotated
 
 import typer
 
+from fovea.arch import ARCHS, Arch, arch_named
 from fovea.cli.call import WORDS, Call, Shape, parse_mod, parse_window, parse_words
 
 Words = Annotated[list[str] | None, typer.Argument(metavar="CALL", help=WORDS, show_default=False)]
-Causal = Annotated[bool, typer.Option("--causal", help="Bottom-right aligned causal mask.")]
+Causal = Annotated[
+    bool | None,
+    typer.Option(
+        "--causal/--causal-top-left",
+        help="Causal mask, aligned bottom right, or top left as torch's is_causal.",
+        show_default=False,
+    ),
+]
 Window = Annotated[
     str | None,
     typer.Option(metavar="LEFT,RIGHT", help="Keys visible on each side; - is unlimited."),
@@ -25,11 +33,25 @@ MaskMod = Annotated[
     str | None,
     typer.Option(metavar="MOD", help="NAME(ARGUMENTS) of fovea.mods, or FILE.py:NAME(...)."),
 ]
+BlockMask = Annotated[
+    bool,
+    typer.Option("--block-mask", help="Make a block mask of the mask mod first, as bench does."),
+]
 Backend = Annotated[str | None, typer.Option(help="reference | cuda | emulator:sm90.")]
 
 DEFAULT = Shape(
     batch=1, heads_q=16, heads_kv=16, seqlen_q=4096, seqlen_kv=4096, head_dim=128, head_dim_v=128
 )
+
+
+def read_arch(text: str) -> Arch:
+    """Return the architecture of `sm90`, or of a compile target: `sm_90a`, `sm90a`.
+
+    Raises:
+        ValueError: no such architecture.
+    """
+    plain = text.lower().replace("_", "")
+    return arch_named(plain[:-1] if plain[:-1] in ARCHS and plain[-1] in "af" else plain)
 
 
 def read_call(
@@ -48,7 +70,7 @@ def read_call(
     """
     shape, dtype = parse_words(words or [], default)
     named = {
-        "causal": causal or None,
+        "causal": None if causal is None else causal or "top_left",
         "window": parse_window(window),
         "softcap": softcap,
         "score_mod": parse_mod("--score-mod", mods[0]),

@@ -17,19 +17,23 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 Mod = Callable[..., Any]
 
 
-def sdpa(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> Callable[[], Tensor] | None:
+def sdpa(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool | str = False
+) -> Callable[[], Tensor] | None:
     """Return a call of torch's scaled_dot_product_attention, or None where its causal differs.
 
-    torch aligns `is_causal` with the upper left corner, fovea with the lower right one: the same
-    for square problems only.
+    torch aligns `is_causal` with the upper left corner, fovea's True with the lower right one: the
+    same for square problems only.
     """
-    if causal and q.shape[1] != k.shape[1]:
+    if causal and causal != "top_left" and q.shape[1] != k.shape[1]:
         return None
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     grouped = q.shape[1] != k.shape[1]
 
     def call() -> Tensor:
-        out = functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+        out = functional.scaled_dot_product_attention(
+            q, k, v, is_causal=bool(causal), enable_gqa=grouped
+        )
         return out.transpose(1, 2)
 
     return call

@@ -103,3 +103,40 @@ def test_bench_times_every_implementation_of_a_masked_call(capsys, monkeypatch):
 def test_explain_names_the_backend(capsys):
     assert main("explain B1 H2 S64 D16 --causal".split()) == 0
     assert "reference" in capsys.readouterr().out
+
+
+def test_bench_without_a_peer_says_why(capsys, monkeypatch):
+    quick = functools.partial(bench.time_interleaved, budget_s=0.0)
+    monkeypatch.setattr(bench, "time_interleaved", quick)
+    monkeypatch.setattr(bench.torch.cuda, "is_available", lambda: False)
+    assert main("bench B1 H2 S64 D16 fp32 --backward --mask-mod causal".split()) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "no peer: torch's scaled_dot_product_attention takes no mods" in text
+    assert "no gradients on a CPU" in text
+
+
+def test_compile_without_a_kernel_speaks_of_the_command_line(capsys):
+    assert main("compile S64 D64 fp32 --arch sm_90a".split()) == 1
+    error = capsys.readouterr().err
+    assert "no kernel for sm90: dtype=torch.float32" in error
+    assert "--arch" in error
+    assert "archs" not in error
+
+
+def test_explain_makes_a_block_mask_where_it_is_told(capsys):
+    words = ["explain", "S256", "D64", "--mask-mod", "dilated(30, 3)"]
+    assert main([*words, "--block-mask"]) == 0
+    assert "block mask    bits of its partial blocks" in capsys.readouterr().out
+    assert main(words) == 0
+    assert "block mask" not in capsys.readouterr().out
+
+
+def test_explain_says_that_one_source_serves_both_blackwells(capsys):
+    assert main("explain S256 D64".split()) == 0
+    text = capsys.readouterr().out
+    assert text.count("one source for both, compiled for sm_103a") == 1
+
+
+def test_causal_top_left_reaches_the_call(capsys):
+    assert main("explain S64 Skv100 D64 --causal-top-left".split()) == 0
+    assert "causal=top_left" in capsys.readouterr().out

@@ -38,6 +38,8 @@ def _even(b, h, q_idx, kv_idx):
         {},
         {"causal": True},
         {"causal": True, "window": (7, 3)},
+        {"causal": "top_left"},
+        {"causal": "top_left", "window": (7, 3)},
         {"window": (None, 4)},
         {"softcap": 2.0, "score_mod": _tilted},
         {"causal": True, "mask_mod": _even, "softcap": 3.0},
@@ -56,4 +58,5 @@ def test_peers_agree_with_fovea(keywords, seqlen_kv):
 def test_sdpa_is_a_peer_only_where_it_computes_the_same():
     assert "torch sdpa" in _outputs({"causal": True})
     assert "torch sdpa" not in _outputs({"causal": True}, seqlen_kv=70)
+    assert "torch sdpa" in _outputs({"causal": "top_left"}, seqlen_kv=70)
     assert "torch sdpa" not in _outputs({"window": (5, 5)})

@@ -4,7 +4,11 @@ import pytest
 import torch
 
 from fovea import mods
+
+pytest.importorskip("typer", reason="the extra cli is not installed")
+
 from fovea.cli.call import Call, Shape, parse_mod, parse_window, parse_words
+from fovea.cli.options import read_arch
 
 DEFAULT = Shape(
     batch=1, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_kv=1024, head_dim=64, head_dim_v=64
@@ -43,6 +47,54 @@ def test_inputs_with_the_same_seed_are_the_same():
 def test_word_that_is_wrong_raises_with_the_forms(words):
     with pytest.raises(ValueError, match=r"CALL=.*Hkv S Skv.* fp16"):
         parse_words(words, DEFAULT)
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("h8", r"write H8 \(case matters\)"),
+        ("s1024", "write S1024 "),
+        ("SKV7", "write Skv7 "),
+        ("hkv2", "write Hkv2 "),
+        ("top_left", "--causal-top-left"),
+        ("bfloat16", "write bf16"),
+        ("FP32", "write fp32"),
+        ("S0x", "write each word once"),
+    ],
+)
+def test_word_that_is_nearly_right_raises_and_says_what_to_write(word, hint):
+    with pytest.raises(ValueError, match=hint):
+        parse_words([word], DEFAULT)
+
+
+def test_block_mask_takes_the_place_of_the_mask_mod():
+    call = Call(shape=DEFAULT, dtype=torch.float32, keywords={"mask_mod": mods.causal, "causal": 1})
+    blocked = call.with_block_mask(torch.device("cpu"))
+    assert set(blocked.keywords) == {"causal", "block_mask"}
+    assert blocked.keywords["block_mask"].shape == (1, 1, 1024, 1024)
+    assert blocked.keywords["block_mask"].mask_mod is mods.causal
+    assert blocked.with_block_mask(torch.device("cpu")) is blocked
+
+
+@pytest.mark.parametrize("text", ["sm90", "sm_90", "sm_90a", "sm90a", "SM_90A"])
+def test_arch_is_read_as_a_compile_target_too(text):
+    assert read_arch(text).name == "sm90"
+
+
+@pytest.mark.parametrize("text", ["sm_100a", "sm100f"])
+def test_arch_of_blackwell_is_read_as_a_compile_target_too(text):
+    assert read_arch(text).name == "sm100"
+
+
+def test_unknown_arch_raises_with_those_known():
+    with pytest.raises(ValueError, match=r"sm90 \| sm100 \| sm103"):
+        read_arch("sm_80a")
+
+
+@pytest.mark.parametrize("text", ["document(torch.arange(4))", "document([0, 1])"])
+def test_mod_that_needs_a_tensor_raises_and_points_to_a_file(text):
+    with pytest.raises(ValueError, match=r"--mask-mod=.*FILE\.py:NAME"):
+        parse_mod("--mask-mod", text)
 
 
 def test_two_dtypes_raise():
