@@ -34,7 +34,7 @@ from fovea.problem import AttentionProblem, Request, make_dense
 from fovea.problem.parts import numbers_of, tensors_of
 
 # (rows, keys, stages of K and V, Q buffers, CTAs of a cluster, skips idle rows) by head dim.
-CANDIDATES: dict[int, tuple[tuple[int, ...], ...]] = {
+CANDIDATES: dict[int, tuple[tuple[Any, ...], ...]] = {
     64: (
         *(
             (256, 64, 6, 2, 1, True),

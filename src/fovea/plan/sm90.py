@@ -295,6 +295,9 @@ class TileShape(NamedTuple):
     skips_idle: bool = False
 
 
+# Fields of a tile shape in their order, the last ones where they are not usual.
+_Shape = tuple[int, int, int, int] | tuple[int, int, int, int, int]
+
 HEAD_DIMS = (64, 96, 128, 192, 256)  # columns of tiles that there are
 PAGED_HEAD_DIMS = (64, 128, 192, 256)  # a copy from a page takes 64 columns
 PACKED_HEAD_DIMS = (64, 128, 256)  # 128 threads load whole rows of them
@@ -316,7 +319,7 @@ def forward_tile(
     return TileShape(*_tile_shapes(features, is_short=is_short)[128 if widest == 96 else widest])
 
 
-def _tile_shapes(features: ForwardFeatures, *, is_short: bool) -> dict[int, tuple[int, ...]]:
+def _tile_shapes(features: ForwardFeatures, *, is_short: bool) -> dict[int, _Shape]:
     """Return the shape of every head dimension; measured in docs/notes/hopper_forward.md."""
     wide = {192: (128, 64, 3, 1), 256: (128, 64, 2, 1)}
     if are_heavy(features):

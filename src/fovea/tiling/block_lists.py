@@ -455,7 +455,8 @@ def _as_block_mask(block_mask: object) -> TorchBlockMask:
 
 def _pair(name: str, value: Any) -> tuple[Any, Any]:
     """Return (of queries, of keys); raise TypeError unless it is a pair."""
-    if not isinstance(value, (tuple, list)) or len(value) != 2:  # pyright: ignore[reportUnknownArgumentType]
+    pair = tuple(cast(Any, value)) if isinstance(value, (tuple, list)) else ()
+    if len(pair) != 2:
         raise TypeError(
             invalid(
                 f"block_mask.{name}",
@@ -464,7 +465,7 @@ def _pair(name: str, value: Any) -> tuple[Any, Any]:
                 "leave it as create_block_mask made it",
             )
         )
-    return value[0], value[1]  # pyright: ignore[reportUnknownVariableType]
+    return pair[0], pair[1]
 
 
 def _int32(name: str, tensor: object) -> Tensor:

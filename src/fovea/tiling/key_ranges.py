@@ -152,7 +152,8 @@ def _orders(groups: Tensor) -> tuple[Tensor, ...]:
         num_tiles = -(-groups.shape[2] // size)
         # The last group again stands for those past the end.
         place = torch.arange(num_tiles * size, device=groups.device)
-        members = groups[:, :, place.clamp(max=groups.shape[2] - 1), :2].unflatten(2, (-1, size))
+        chosen = groups[:, :, place.clamp(max=groups.shape[2] - 1), :2]
+        members = chosen.view(*groups.shape[:2], num_tiles, size, 2)
         keys = (members[..., 1].amax(3) - members[..., 0].amin(3)).clamp(min=0)
         work = keys.sum((0, 1))
         orders.append(work.argsort(descending=True, stable=True).to(torch.int32))

@@ -78,6 +78,6 @@ def _merged(states: Tensor, grid: BlockGrid) -> Tensor:
     shape = (batch, heads, -(-rows // down) * down, -(-columns // across) * across)
     padded = states.new_full(shape, EMPTY)
     padded[:, :, :rows, :columns] = states
-    blocks = padded.unflatten(3, (-1, across)).unflatten(2, (-1, down))
+    blocks = padded.view(batch, heads, shape[2] // down, down, shape[3] // across, across)
     least, most = blocks.amin((3, 5)), blocks.amax((3, 5))
     return torch.where(least == most, least, PARTIAL)

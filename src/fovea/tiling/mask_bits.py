@@ -84,7 +84,12 @@ def _words(program: MaskProgram, grid: BlockGrid, blocks: Tensor) -> Tensor:
     )
     visible = (visible & is_new(kv_idx)[:, None, :]).expand(-1, BLOCK, BLOCK)
     # Keys 8 j + 2 c + p as (j, c, p), then as word c with bits (j, p).
-    bits = visible.unflatten(2, (-1, LANES, 2)).transpose(2, 3).flatten(3).to(torch.int64)
+    bits = (
+        visible.reshape(-1, BLOCK, BLOCK // 2 // LANES, LANES, 2)
+        .transpose(2, 3)
+        .flatten(3)
+        .to(torch.int64)
+    )
     place = torch.arange(_WORD_BITS, device=grid.device)
     unsigned = (bits << place).sum(3)
     return torch.where(unsigned >= 2**31, unsigned - 2**32, unsigned).to(torch.int32)
