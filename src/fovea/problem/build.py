@@ -272,8 +272,8 @@ def _check_no_gradient(problem: AttentionProblem) -> None:
     if asking:
         raise UnsupportedError(
             f"page_table with gradients required by {', '.join(asking)} is not supported (allowed: "
-            "no gradient through a paged cache); call it under torch.no_grad(), or pack the keys "
-            "and use cu_seqlens_kv."
+            "no gradient through a paged cache); call it under torch.no_grad(), pass or capture "
+            "tensor.detach(), or pack the keys and use cu_seqlens_kv."
         )
 
 

@@ -393,6 +393,19 @@ def test_paged_with_gradient_raises_unsupported_error_that_names_who_asks():
         fovea.attention_varlen(*arguments, **keywords)
 
 
+def test_paged_with_a_learned_capture_raises_and_runs_with_it_detached():
+    arguments, keywords = paged()
+    slope = torch.ones(4, requires_grad=True)
+
+    def bias(by):
+        return lambda s, b, h, i, j: s + by[h] * (j - i)
+
+    with pytest.raises(fovea.UnsupportedError, match=r"captured by score_mod.*tensor\.detach\(\)"):
+        fovea.attention_varlen(*arguments, **keywords, score_mod=bias(slope))
+    out = fovea.attention_varlen(*arguments, **keywords, score_mod=bias(slope.detach()))
+    assert not out.requires_grad
+
+
 def test_paged_with_gradient_under_no_grad_runs():
     arguments, keywords = paged(requires_grad=True)
     with torch.no_grad():
