@@ -44,6 +44,20 @@ def derivative(graph: Graph) -> ScoreDerivative:
     return Differentiation(graph).run()
 
 
+def receivers(text: str) -> str:
+    """Return the captures that a score graph's derivative adds to, from text to text.
+
+    A capture that requires grad is none where the mod reads it through `detach` alone. Dynamo calls
+    this as it is: from a constant text to a constant text, numbers between commas.
+    """
+    numbers = sorted({scatter.capture for scatter in derivative(Graph.parse(text)).scatters})
+    return ",".join(map(str, numbers))
+
+
+# What torch.compiler.assume_constant_result sets; calling that would import torch._dynamo now.
+receivers._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+
+
 class Differentiation:
     """The state of one differentiation."""
 

@@ -6,12 +6,14 @@ layers below assert nothing about it again.
 """
 
 import operator
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from fovea.errors import UnsupportedError, invalid
+from fovea.mods.derivative import receivers
 from fovea.problem import checks
 from fovea.problem.gathers import check_gathers
 from fovea.problem.value import AttentionProblem, Varlen
@@ -122,7 +124,7 @@ def make_varlen(
     )
     problem = _finish(q, k, v, request, varlen, batch, (lengths[0], lengths[1]))
     if where.page_table is not None:
-        _check_no_gradient(problem)
+        return _without_gradient(problem)
     return problem
 
 
@@ -261,13 +263,19 @@ def _check_paged_kv(q: Tensor, k: Tensor, v: Tensor, where: VarlenRequest, batch
         )
 
 
-def _check_no_gradient(problem: AttentionProblem) -> None:
-    """Raise UnsupportedError where autograd would record a paged call."""
+def _without_gradient(problem: AttentionProblem) -> AttentionProblem:
+    """Return a paged problem, captures that receive no gradient detached.
+
+    Raises:
+        UnsupportedError: autograd would record the call.
+    """
     if not torch.is_grad_enabled():
-        return
+        return problem
     named = {"q": problem.q, "k": problem.k, "v": problem.v, "sink": problem.sink}
     asking = [name for name, tensor in named.items() if tensor is not None and tensor.requires_grad]
-    if problem.score_mod is not None and any(t.requires_grad for t in problem.score_mod.captures):
+    mod = problem.score_mod
+    learns = mod is not None and any(capture.requires_grad for capture in mod.captures)
+    if mod is not None and learns and receivers(mod.graph.text()) != "":
         asking.append("a tensor captured by score_mod")
     if asking:
         raise UnsupportedError(
@@ -275,6 +283,10 @@ def _check_no_gradient(problem: AttentionProblem) -> None:
             "no gradient through a paged cache); call it under torch.no_grad(), pass or capture "
             "tensor.detach(), or pack the keys and use cu_seqlens_kv."
         )
+    if mod is None or not learns:
+        return problem
+    captures = tuple([capture.detach() for capture in mod.captures])
+    return replace(problem, score_mod=replace(mod, captures=captures))
 
 
 def _check_index(name: str, tensor: Tensor, q: Tensor, extent: str) -> None:

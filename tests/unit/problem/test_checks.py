@@ -406,6 +406,24 @@ def test_paged_with_a_learned_capture_raises_and_runs_with_it_detached():
     assert not out.requires_grad
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_paged_with_a_capture_that_the_mod_detaches_runs(compiled):
+    arguments, keywords = paged()
+    slope = torch.ones(4, requires_grad=True)
+
+    def attend(by):
+        return fovea.attention_varlen(
+            *arguments, **keywords, score_mod=lambda s, b, h, i, j: s + by[h].detach() * (j - i)
+        )
+
+    expected = attend(slope.detach())
+    call = torch.compile(attend, backend="eager", fullgraph=True) if compiled else attend
+    for _ in range(2):  # the second time the eager call is a known one
+        out = call(slope)
+        assert torch.equal(out, expected)
+        assert not out.requires_grad
+
+
 def test_paged_with_gradient_under_no_grad_runs():
     arguments, keywords = paged(requires_grad=True)
     with torch.no_grad():
