@@ -5,6 +5,7 @@ Lives here: `ForwardPlan` and the table of tile shapes. Not here: which plan a c
 every size from it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import gcd
 from typing import Literal, NamedTuple
@@ -319,7 +320,7 @@ def forward_tile(
     return TileShape(*_tile_shapes(features, is_short=is_short)[128 if widest == 96 else widest])
 
 
-def _tile_shapes(features: ForwardFeatures, *, is_short: bool) -> dict[int, _Shape]:
+def _tile_shapes(features: ForwardFeatures, *, is_short: bool) -> Mapping[int, _Shape]:
     """Return the shape of every head dimension; measured in docs/notes/hopper_forward.md."""
     wide = {192: (128, 64, 3, 1), 256: (128, 64, 2, 1)}
     if are_heavy(features):

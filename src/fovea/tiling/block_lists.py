@@ -460,7 +460,7 @@ def _pair(name: str, value: Any) -> tuple[Any, Any]:
         raise TypeError(
             invalid(
                 f"block_mask.{name}",
-                value,
+                cast(Any, value),
                 "a pair of ints, of queries and of keys",
                 "leave it as create_block_mask made it",
             )
