@@ -317,7 +317,8 @@ def forward_tile(
         is_banded = features.limit_left or features.limit_right or features.key_ranges
         return TileShape(128, 128, 2, 1, 1 if is_banded else 2)
     widest = max(head_dims)
-    return TileShape(*_tile_shapes(features, is_short=is_short)[128 if widest == 96 else widest])
+    shape = _tile_shapes(features, is_short=is_short)[128 if widest == 96 else widest]
+    return TileShape(*shape[:4], cluster=shape[4] if len(shape) == 5 else 1)
 
 
 def _tile_shapes(features: ForwardFeatures, *, is_short: bool) -> Mapping[int, _Shape]:
