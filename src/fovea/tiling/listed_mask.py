@@ -14,12 +14,14 @@ from fovea.mods.trace import TracedMod
 from fovea.tiling.block_lists import BlockLists
 from fovea.tiling.block_states import EMPTY, FULL, PARTIAL, UNDECIDED, BlockGrid, Boxes
 from fovea.tiling.exact_lists import record
-from fovea.tiling.key_ranges import find_key_ranges
-from fovea.tiling.mask_bits import BLOCK, find_mask_bits
+from fovea.tiling.key_ranges import KeyRanges, find_key_ranges
+from fovea.tiling.mask_bits import BLOCK, MaskBits, find_mask_bits
 from fovea.tiling.traced_program import TracedProgram
 
 # Positions in partial blocks up to which they are evaluated: milliseconds on a GPU.
 _MOST_POSITIONS = 2**28
+# Blocks, listed or not, of all heads and batch entries: a byte each.
+_MOST_BLOCKS = 2**26
 
 
 class ListedMask:
@@ -47,28 +49,34 @@ def look(lists: BlockLists, mask: TracedMod) -> None:
 
     Lists are looked at once: without a result that is recorded, too.
     """
-    ranges = bits = None
+    num_blocks = lists.batch * lists.heads * lists.blocks_q * lists.blocks_kv
     with torch.no_grad():
-        states = lists.states()
-        num_partial = int((states == PARTIAL).sum())
-        is_small = num_partial * lists.block_q * lists.block_kv <= _MOST_POSITIONS
-        if is_small and states.numel() > 0:
-            program = TracedProgram(mask, lists.device)
-            shown = ListedMask(states, (lists.block_q, lists.block_kv), program)
-            grid = BlockGrid(
-                batch=states.shape[0],
-                heads=states.shape[1],
-                seqlen_q=lists.seqlen_q,
-                seqlen_kv=lists.seqlen_kv,
-                block_q=lists.block_q,
-                block_kv=lists.block_kv,
-                device=lists.device,
-            )
-            ranges = find_key_ranges(shown, grid, states)
-            if ranges is None and BLOCK % lists.block_q == 0 == BLOCK % lists.block_kv:
-                wide = replace(grid, block_q=BLOCK, block_kv=BLOCK)
-                bits = find_mask_bits(shown, wide, _merged(states, grid))
-    record(lists, mask, ranges, bits, shows_mask=False)
+        found = _found(lists, mask) if 0 < num_blocks <= _MOST_BLOCKS else (None, None)
+    record(lists, mask, *found, shows_mask=False)
+
+
+def _found(lists: BlockLists, mask: TracedMod) -> tuple[KeyRanges | None, MaskBits | None]:
+    """Return what lists and mask show."""
+    states = lists.states()
+    num_partial = int((states == PARTIAL).sum())
+    if num_partial * lists.block_q * lists.block_kv > _MOST_POSITIONS:
+        return None, None
+    sizes = (lists.block_q, lists.block_kv)
+    shown = ListedMask(states, sizes, TracedProgram(mask, lists.device))
+    grid = BlockGrid(
+        batch=states.shape[0],
+        heads=states.shape[1],
+        seqlen_q=lists.seqlen_q,
+        seqlen_kv=lists.seqlen_kv,
+        block_q=lists.block_q,
+        block_kv=lists.block_kv,
+        device=lists.device,
+    )
+    ranges = find_key_ranges(shown, grid, states)
+    if ranges is not None or BLOCK % lists.block_q or BLOCK % lists.block_kv:
+        return ranges, None
+    wide = replace(grid, block_q=BLOCK, block_kv=BLOCK)
+    return None, find_mask_bits(shown, wide, _merged(states, grid))
 
 
 def _merged(states: Tensor, grid: BlockGrid) -> Tensor:

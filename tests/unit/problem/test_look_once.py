@@ -109,8 +109,11 @@ def test_lists_changed_after_the_look_are_read() -> None:
     assert kernel_calls.as_kernel_call(problem, SM90) is problem
 
 
-def test_masks_of_many_positions_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listed_mask, "_MOST_POSITIONS", 1000)
+@pytest.mark.parametrize(("limit", "value"), [("_MOST_POSITIONS", 1000), ("_MOST_BLOCKS", 8)])
+def test_large_masks_are_left_alone(
+    limit: str, value: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listed_mask, limit, value)
     problem = _problem(_made(IMAGE))
     assert kernel_calls.as_kernel_call(problem, SM90) is problem
 
