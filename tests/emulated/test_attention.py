@@ -95,7 +95,7 @@ def _schedules(name: str) -> list[ForwardResult]:
     "name",
     [
         "rising 300 causal",
-        "packed rising",
+        pytest.param("packed rising", marks=pytest.mark.slow),
         pytest.param("everything", marks=pytest.mark.slow),
         pytest.param("blocks late rising", marks=pytest.mark.slow),
         pytest.param("late keys d64 rising", marks=pytest.mark.slow),

@@ -68,7 +68,9 @@ def _mutate(pieces: list[str], seed: int) -> str:
     return "".join(changed)
 
 
-@pytest.mark.parametrize(("arch_name", "first"), [("sm90", 0), ("sm100", 200)])
+@pytest.mark.parametrize(
+    ("arch_name", "first"), [("sm90", 0), pytest.param("sm100", 200, marks=pytest.mark.slow)]
+)
 def test_changed_kernel_runs_or_raises_a_located_error(arch_name: str, first: int) -> None:
     pieces, run = _kernel(arch_name)
     ends: set[str] = set()
