@@ -21,12 +21,13 @@ from benchmarks import (
     bench_varlen,
     shapes,
 )
+from fovea.api.variants import origins
 from fovea.arch import SM90
 from fovea.compile.aot import write_bundle
 from fovea.compile.target import CompileTarget
 from fovea.compile.variant import ForwardVariant
 from fovea.plan import select
-from fovea.problem import Request, VarlenRequest, make_dense, make_varlen
+from fovea.problem import AttentionProblem, Request, VarlenRequest, make_dense, make_varlen
 
 
 def main() -> None:
@@ -54,7 +55,7 @@ def dense_variants() -> list[ForwardVariant]:
 
 def mod_variants() -> list[ForwardVariant]:
     """Return the kernels of the mods suite."""
-    return [mod_variant(make) for make in bench_forward_mods.CASES]
+    return [variant for make in bench_forward_mods.CASES for variant in mod_variants_of(make)]
 
 
 def block_sparse_variants() -> list[ForwardVariant]:
@@ -63,7 +64,8 @@ def block_sparse_variants() -> list[ForwardVariant]:
     def case(make: Callable[[shapes.Shape, str], Any]) -> Callable[..., bench_forward_mods.Case]:
         return lambda shape, device: bench_forward_mods.Case(mask_mod=make(shape, device))
 
-    return [mod_variant(case(make)) for make in bench_block_sparse.MASKS.values()]
+    makers = bench_block_sparse.MASKS.values()
+    return [variant for make in makers for variant in mod_variants_of(case(make))]
 
 
 def decode_variants() -> list[ForwardVariant]:
@@ -110,24 +112,31 @@ def varlen_variant(call: bench_varlen.Call) -> ForwardVariant:
     return ForwardVariant(select.forward_plan(problem, SM90))
 
 
-def mod_variant(make: Callable[[shapes.Shape, str], bench_forward_mods.Case]) -> ForwardVariant:
-    """Return the kernel of one case of the mods suite."""
+def mod_variants_of(
+    make: Callable[[shapes.Shape, str], bench_forward_mods.Case],
+) -> list[ForwardVariant]:
+    """Return the kernels of one case of the mods suite, by whoever makes its block mask."""
     shape = shapes.MOD_SHAPE
     case = make(shape, "cpu")
     mask = None
     if case.mask_mod is not None:
         mask = fovea.create_block_mask(case.mask_mod, None, None, shape.S, shape.S, "cpu")
-    return variant_of(shape, score_mod=case.score_mod, block_mask=mask)
+    problem = problem_of(shape, score_mod=case.score_mod, block_mask=mask)
+    return [ForwardVariant(select.forward_plan(call, SM90)) for call, _ in origins(problem, SM90)]
 
 
 def variant_of(shape: shapes.Shape, **keywords: Any) -> ForwardVariant:
-    """Return the kernel of one call; its tensors are allocated and never touched."""
+    """Return the kernel of one call."""
+    return ForwardVariant(select.forward_plan(problem_of(shape, **keywords), SM90))
+
+
+def problem_of(shape: shapes.Shape, **keywords: Any) -> AttentionProblem:
+    """Return one call; its tensors are allocated and never touched."""
     q, k, v = (
         torch.empty(shape.B, shape.S, heads, shape.D, dtype=torch.bfloat16, device="cpu")
         for heads in (shape.H, shape.Hkv, shape.Hkv)
     )
-    problem = make_dense(q, k, v, Request(**keywords))
-    return ForwardVariant(select.forward_plan(problem, SM90))
+    return make_dense(q, k, v, Request(**keywords))
 
 
 if __name__ == "__main__":

@@ -67,12 +67,14 @@ def build(name: str, device: str) -> Call:
 def make_bundle(folder: Path) -> None:
     """Compile the kernels of all cases."""
     # Here and below: the GPU machine has neither the compiler nor what its cache needs.
+    from fovea.api.variants import origins
     from fovea.compile.aot import write_bundle
     from fovea.compile.target import CompileTarget, native_host_triple
     from fovea.compile.variant import ForwardVariant
     from fovea.plan.select import forward_plan
 
-    plans = dict.fromkeys(forward_plan(build(name, "cpu").problem(), ARCH) for name in CASES)
+    calls = (call for name in CASES for call, _ in origins(build(name, "cpu").problem(), ARCH))
+    plans = dict.fromkeys(forward_plan(call, ARCH) for call in calls)
     target = CompileTarget(arch=ARCH.target, host_triple=native_host_triple())
     folder.parent.mkdir(parents=True, exist_ok=True)
     bundle = write_bundle([ForwardVariant(plan) for plan in plans], [target], folder, workers=2)

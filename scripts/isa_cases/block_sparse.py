@@ -26,8 +26,8 @@ from block_tcgen05 import B_AT, CODE, D_CODE, KIND, chosen_columns, describe, ro
 from block_tmem import COMMIT, WAIT_LD, WAIT_ST, alloc, dealloc, store_some
 from block_wgmma import accumulators, address, tail_of, warpgroup_fragment
 
-MMA = "PTX ISA 9.7.15.5.15 (places of the metadata in figures only)"
-WGMMA = "PTX ISA 9.7.15.6 (places of the metadata in figures only)"
+MMA = "PTX ISA 9.7.15.5.15 (places of the metadata in figures; those of silicon)"
+WGMMA = "PTX ISA 9.7.15.6 (places of the metadata in figures; those of silicon)"
 TCGEN05 = "PTX ISA 9.7.16.10.8 (places of the metadata inferred)"
 STATIONARY = "PTX ISA 9.7.16.10.9.3 and 9.7.16.4.3"
 
@@ -64,17 +64,21 @@ def sparse_matrix(rng: np.random.Generator, rows: int, k: int, kind: str) -> Spa
     return Sparse(whole=whole, packed=np.array(packed), codes=codes)
 
 
-def warp_metadata(codes: np.ndarray, selector: int) -> np.ndarray:
+def warp_metadata(codes: np.ndarray, selector: int, kind: str) -> np.ndarray:
     """Return the metadata registers of 16 rows; threads that do not count hold a tell-tale."""
+    is_narrow = FORMATS[kind][0] == 1  # a word belongs to one row of the two
     chunks = codes.shape[1]
     threads = chunks // 4  # of the four of a group
     out = np.full(32, 0xDEADBEEF, np.uint32)
     for group in range(8):
         for thread in range(threads):
             word = 0
-            for half in (0, 1):
-                for n in range(4):
-                    word |= int(codes[group + 8 * half, 4 * thread + n]) << 4 * (4 * half + n)
+            for place in range(8):
+                half, chunk = divmod(place, 4)
+                row, first = group + 8 * half, 4 * thread
+                if is_narrow:
+                    row, first, chunk = group + 8 * (thread % 2), 8 * (thread // 2), place
+                word |= int(codes[row, first + chunk]) << 4 * place
             out[4 * group + selector * threads + thread] = word
     return out
 
@@ -104,7 +108,7 @@ def warp_products() -> Iterator[BlockCase]:
             c = rng.integers(-100, 101, (16, 8))
             parts = [fragment(encode(a.packed, kind), 16), fragment(encode(y, kind), 8)]
             parts += [as_words(accumulator(results(c, d)))]
-            parts += [warp_metadata(a.codes, selector)[None]]
+            parts += [warp_metadata(a.codes, selector, kind)[None]]
             expected = as_words(accumulator(results(a.whole @ y.T + c, d)))
             at = np.cumsum([0, *(len(part) for part in parts)]).tolist()
             vectors = [registers("d", len(part), start) for part, start in zip(parts, at)]
@@ -147,7 +151,7 @@ def _warpgroup_case(
     before = as_words(accumulators(results(start, d)))
     expected = as_words(accumulators(results(a.whole @ y.T + start, d)))
     meta = np.concatenate(
-        [warp_metadata(a.codes[16 * w : 16 * w + 16], selector) for w in range(4)]
+        [warp_metadata(a.codes[16 * w : 16 * w + 16], selector, kind) for w in range(4)]
     )
     parts = [before, meta[None], warpgroup_fragment(encode(a.packed, kind))]
     body = loads_of(parts, "d", 128)

@@ -59,7 +59,7 @@ def _variant(name: str) -> ForwardVariant | None:
         if str(shape) == name:
             return prepare.variant_of(shape, causal=shape.causal)
     names = [make.__name__ for make in bench_forward_mods.CASES]
-    return prepare.mod_variant(bench_forward_mods.CASES[names.index(name)])
+    return prepare.mod_variants_of(bench_forward_mods.CASES[names.index(name)])[0]
 
 
 @functools.cache

@@ -5,14 +5,17 @@ or numbers would select. Not here: choosing (`plan/select.py`), compiling (`prec
 Invariant: the list of variants of a call is finite, and this is all of it.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from fovea.arch import Arch
+from fovea.mods.bands import band_of_mask
 from fovea.problem import AttentionProblem
 from fovea.tiling.key_ranges import KeyRanges
+from fovea.tiling.mask_bits import MaskBits
 
 if TYPE_CHECKING:
     from fovea.plan.forward import ForwardPlan
@@ -129,7 +132,7 @@ def variants_of(problem: AttentionProblem, arch: Arch) -> list[tuple["ForwardPla
     found: dict[ForwardPlan, list[str]] = {select.forward_plan(problem, arch): []}
     cases = [
         (like, scale, f"{scale_text}{origin}")
-        for like, origin in _origins(problem, arch)
+        for like, origin in origins(problem, arch)
         for scale, scale_text in ((1.0, "scale > 0"), (-1.0, "scale <= 0"))
     ]
     for like, scale, scale_text in cases:
@@ -142,10 +145,11 @@ def variants_of(problem: AttentionProblem, arch: Arch) -> list[tuple["ForwardPla
     return [(plan, "; or ".join(texts) or "this call") for plan, texts in found.items()]
 
 
-def _origins(problem: AttentionProblem, arch: Arch) -> list[tuple[AttentionProblem, str]]:
-    """Return the problem as a kernel takes it, and where its block lists need not be read, others.
+def origins(problem: AttentionProblem, arch: Arch) -> list[tuple[AttentionProblem, str]]:
+    """Return the problem as a kernel takes it, and as others whose block mask says the same.
 
-    Those with lists that must be, and those that torch made of a band.
+    What a kernel gets beside the tensors depends on where the lists of a mask come from and on what
+    they show: each row's range of keys, bits, or nothing but themselves.
     """
     from fovea.plan import select
     from fovea.plan.kernel_calls import as_kernel_call
@@ -153,18 +157,45 @@ def _origins(problem: AttentionProblem, arch: Arch) -> list[tuple[AttentionProbl
     lists = problem.block_lists
     call = as_kernel_call(problem, arch)
     found = [(call, "")]
-    if lists is None or call.block_lists is lists:
+    if lists is None:
         return found
     # Exact are the very tensors that fovea made (`tiling/exact_lists.py`), and no others.
     others = replace(lists, kv_num_blocks=lists.kv_num_blocks.clone())
     read = replace(problem, block_lists=others)
-    if select.unsupported(read, arch) is None:
+    if call.block_lists is not lists and select.unsupported(read, arch) is None:
         found.append((read, ", block lists that changed since they were made"))
-    if arch.name == "sm90" and call.key_ranges is None and call.mask_bits is None:
-        nothing = lists.kv_num_blocks.new_empty(0)
-        ranges = KeyRanges(nothing, nothing, (nothing,))
-        found.append((replace(call, key_ranges=ranges), ", a block mask that torch made"))
+    if arch.name == "sm90" and problem.varlen is None:
+        found.extend(_shown(problem, call, arch))
     return found
+
+
+def _shown(
+    problem: AttentionProblem, call: AttentionProblem, arch: Arch
+) -> Iterator[tuple[AttentionProblem, str]]:
+    """Yield the call as with lists that show ranges, or bits, where this one's do not."""
+    from fovea.plan.kernel_calls import as_kernel_call
+
+    lists = problem.block_lists
+    assert lists is not None
+    mask = problem.block_mask_mod
+    is_band = mask is not None and band_of_mask(mask.graph) is not None
+    nothing = lists.kv_num_blocks.new_empty(0)
+    bare = as_kernel_call(replace(problem, block_lists=None, block_mask_mod=None), arch)
+    maker = " that torch made" if is_band else ""
+    if call.key_ranges is None:
+        ranges = KeyRanges(nothing, nothing, (nothing,))
+        yield replace(bare, key_ranges=ranges), f", a block mask{maker} of one range of keys a row"
+    if call.mask_bits is None and not is_band:
+        listed = replace(
+            lists,
+            full_kv_num_blocks=lists.kv_num_blocks,
+            full_kv_indices=lists.kv_indices,
+        )
+        bits = MaskBits(listed, nothing, nothing)
+        yield (
+            replace(bare, block_lists=listed, mask_bits=bits),
+            ", a block mask whose partial blocks are kept as bits",
+        )
 
 
 def _merged(texts: list[str]) -> list[str]:

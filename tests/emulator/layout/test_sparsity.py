@@ -35,4 +35,14 @@ def test_code_that_is_not_defined_is_refused(code: int, allowed: frozenset[int])
 @pytest.mark.parametrize(("chunks", "selector"), [(4, 4), (8, 2), (16, 1), (8, -1)])
 def test_selector_that_names_no_thread_is_refused(chunks: int, selector: int) -> None:
     with pytest.raises(ValueError, match="selector"):
-        codes_from_registers(np.zeros(32, np.uint32), selector, chunks)
+        codes_from_registers(np.zeros(32, np.uint32), selector, chunks, is_narrow=False)
+
+
+@pytest.mark.parametrize(("is_narrow", "word", "place"), [(False, 1, 4), (True, 3, 0)])
+def test_codes_of_the_second_row_of_a_group(is_narrow: bool, word: int, place: int) -> None:
+    words = np.zeros(32, np.uint32)
+    words[word] = 0b1001 << 4 * place
+    codes = codes_from_registers(words, 0, 16, is_narrow=is_narrow)
+    expected = np.zeros((16, 16), np.uint32)
+    expected[8, 8 if is_narrow else 4] = 0b1001
+    np.testing.assert_array_equal(codes, expected)

@@ -50,9 +50,10 @@ def test_lists_of_another_origin_have_their_variant_too():
 @pytest.mark.parametrize(
     ("mask", "words"),
     [
-        (mods.causal, ("block lists that changed", "a block mask that torch made")),
-        (mods.document(torch.arange(LENGTH) // 5), ("block lists that changed",)),
-        (mods.natten_2d(2, LENGTH // 2, 1, 3), ("block lists that changed",)),
+        (mods.causal, ("block lists that changed", "a block mask that torch made of one range")),
+        (mods.document(torch.arange(LENGTH) // 5), ("block lists that changed", "kept as bits")),
+        (mods.natten_2d(2, LENGTH // 2, 1, 3), ("block lists that changed", "kept as bits")),
+        (mods.natten_2d(4, LENGTH // 4, 3, 3), ("block lists that changed", "one range of keys")),
     ],
 )
 def test_every_origin_of_a_block_mask_has_its_variants(mask, words):
@@ -60,7 +61,7 @@ def test_every_origin_of_a_block_mask_has_its_variants(mask, words):
     kernel = next(each for each in _explain(block_mask=block_mask).kernels if each.arch is SM90)
     for word in words:
         assert any(word in text for text in kernel.variants)
-    assert any("torch made" in text for text in kernel.variants) == (len(words) > 1)
+    assert any("torch made" in text for text in kernel.variants) == (mask is mods.causal)
 
 
 def test_a_soft_cap_has_one_kernel_for_all_numbers():

@@ -7,7 +7,7 @@ Source: PTX ISA 9.7.15.5 (fragment figures).
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -124,13 +124,19 @@ def _whole_a(ins: Instruction, depth: int) -> Callable[[Any, Array], Array] | No
     chunks = depth // (2 if ins["atype"] == "tf32" else 4)
     allowed = ORDERED if ".sp::ordered_metadata" in ins.opcode else DISTINCT
     allowed = ONE_OF_TWO if ins["atype"] == "tf32" else allowed
+    codes_of = partial(
+        codes_from_registers,
+        selector=selector,
+        chunks=chunks,
+        is_narrow=ins["atype"] in ("e4m3", "e5m2", "s8", "u8"),
+    )
     try:
-        codes_from_registers(np.zeros(LANES, np.uint32), selector, chunks)
+        codes_of(np.zeros(LANES, np.uint32))
     except ValueError as error:
         raise ins.error(str(error)) from error
 
     def whole(w: Any, packed: Array) -> Array:
-        codes = codes_from_registers(read(w).view(np.uint32), selector, chunks)
+        codes = codes_of(read(w).view(np.uint32))
         try:
             return expand(packed, codes, allowed)
         except ValueError as error:

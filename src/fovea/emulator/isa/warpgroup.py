@@ -357,7 +357,8 @@ def _expanded(ticket: Ticket, a: Array) -> Array:
         for words in ticket.metadata:
             assert words is not None
             assert product.selector is not None
-            codes.append(codes_from_registers(words, product.selector, chunks))
+            is_narrow = product.element_bytes == 1
+            codes.append(codes_from_registers(words, product.selector, chunks, is_narrow=is_narrow))
         return expand(a, np.concatenate(codes), allowed)
     except ValueError as error:
         raise IllegalOperand(str(error), ticket.warps[0].where(product.instruction)) from error

@@ -8,8 +8,9 @@ A chunk is 4 elements of which 2 are stored (2:4), for tf32 2 elements of which 
 holds the two positions, the lower two bits first; for tf32 0b0100 is position 0 and 0b1110 is 1.
 
 Source: PTX ISA 9.7.15.5.15 (mma.sp), 9.7.15.6.1 (wgmma), 9.7.16.10.8 (tcgen05). The manual gives
-the places in figures only; here they follow from its text where that suffices, and from emulators
-of others that were compared with a B200 (evidence: inferred).
+the places in figures only. Those in registers are an H200's (evidence: silicon-sm90); those in
+tensor memory follow from its text where that suffices, and from emulators of others that were
+compared with a B200 (evidence: inferred).
 """
 
 import numpy as np
@@ -25,12 +26,15 @@ DISTINCT = frozenset(code for code in range(16) if code & 3 != code >> 2)
 ONE_OF_TWO = frozenset((0b0100, 0b1110))
 
 
-def codes_from_registers(words: NDArray[np.uint32], selector: int, chunks: int) -> Codes:
+def codes_from_registers(
+    words: NDArray[np.uint32], selector: int, chunks: int, *, is_narrow: bool
+) -> Codes:
     """Return the codes of 16 rows from the metadata registers of a warp.
 
     Row r belongs to the four threads of group r mod 8. With 4 chunks a row the selector names one
-    of them, with 8 a pair, with 16 all four count; a word holds 4 codes of row r, then 4 of
-    row r + 8.
+    of them, with 8 a pair, with 16 all four count. Of 8-bit elements a word holds 8 codes of one
+    row, the even threads' of row r, the odd ones' of row r + 8; of wider ones 4 codes of row r,
+    then 4 of row r + 8.
 
     Shapes:
         words: [32].
@@ -43,8 +47,11 @@ def codes_from_registers(words: NDArray[np.uint32], selector: int, chunks: int) 
     if not 0 <= selector < allowed:
         raise ValueError(f"sparsity selector {selector} (allowed: 0 to {allowed - 1})")
     row, chunk = np.meshgrid(np.arange(16), np.arange(chunks), indexing="ij")
-    lane = 4 * (row % 8) + selector * (chunks // 4) + chunk // 4
-    nibble = 4 * (row // 8) + chunk % 4
+    first = 4 * (row % 8) + selector * (chunks // 4)
+    if is_narrow:
+        lane, nibble = first + 2 * (chunk // 8) + row // 8, chunk % 8
+    else:
+        lane, nibble = first + chunk // 4, 4 * (row // 8) + chunk % 4
     return words[lane] >> (4 * nibble).astype(np.uint32) & np.uint32(0xF)
 
 
