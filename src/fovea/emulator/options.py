@@ -20,6 +20,7 @@ class Options:
         max_steps: scheduler steps before `StepLimitExceeded`; None for no limit.
         max_segments: the most code segments a warp runs before another may (1 or more).
         async_delay: "random" (any legal moment), "eager" (at issue), "late" (only when needed).
+            Eager requests to cancel a launch succeed while there is one, others may be declined.
         num_sms: clusters in flight at a time never exceed it; also what `%nsmid` says.
         tensor_load_wait: "explicit": only `tcgen05.wait::ld` orders a load from tensor memory
             before what overwrites or frees it, the manual's rule; "implicit": every `tcgen05.ld`

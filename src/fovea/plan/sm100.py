@@ -28,6 +28,7 @@ from fovea.plan.tensor_memory import TensorRegion, check_regions
 TILE_M = STREAMS * STREAM_ROWS
 WARPS_PER_WARPGROUP = 4
 WORK_WORDS_LIMIT = 32  # 32-bit words of an announcement, at most
+LAUNCH_RESPONSE_BYTES = 16  # of cluster launch control, also their alignment
 WORK_STAGES = 2  # query tiles announced ahead: one being computed, one being loaded
 
 # Registers per thread by role; four warpgroups of 128 on average. A softmax thread holds a whole
@@ -262,9 +263,10 @@ class ForwardPlan:
 
     @property
     def num_barriers(self) -> int:
-        """mbarriers of the kernel; the mailbox of a pair has one."""
+        """mbarriers of the kernel; the mailbox of a pair and requests of a launch have one each."""
         rings = sum(edge.num_barriers for edge in self.edges)
-        return rings + sum(signal.stages for signal in self.signals) + (self.cluster > 1)
+        single = (self.cluster > 1) + self.is_dynamic
+        return rings + sum(signal.stages for signal in self.signals) + single
 
     @property
     def tensor_regions(self) -> tuple[TensorRegion, ...]:
@@ -344,6 +346,7 @@ class ForwardPlan:
             + WORK_STAGES * self.flag_words * 4
             + 16  # where the allocator of tensor memory writes
             + 16 * (self.cluster > 1)  # the mailbox, aligned
+            + 2 * LAUNCH_RESPONSE_BYTES * self.is_dynamic  # one, aligned
             + WORK_STAGES * SEQUENCE_WORDS * 4 * self.features.varlen
         )
 
@@ -394,12 +397,17 @@ class ForwardPlan:
 
     @property
     def is_dynamic(self) -> bool:
-        """True where CTAs draw query tiles from a counter, since tiles differ in work.
+        """True where tiles differ in work, and a CTA (or pair) is launched for each.
 
-        Few queries see about the same keys, and a counter would have to be zeroed before; the table
-        of packed sequences has one.
+        Running ones take over what has not started, by cluster launch control. Elsewhere as many as
+        the SMs hold take every so-manieth tile: few queries see about the same keys.
         """
         return (self.is_banded and not self.packs_heads) or self.features.varlen
+
+    @property
+    def needs_counter(self) -> bool:
+        """False: no launch needs a zeroed counter in global memory."""
+        return False
 
     @property
     def name(self) -> str:

@@ -251,6 +251,11 @@ class ForwardPlan:
         return (self.is_banded and not self.packs_heads) or self.features.varlen
 
     @property
+    def needs_counter(self) -> bool:
+        """True where a launch needs a zeroed counter; the table of packed sequences has its own."""
+        return self.is_dynamic and not self.features.varlen
+
+    @property
     def combine(self) -> CombinePlan | None:
         """The plan of the kernel that merges parts of the keys; None where there are none."""
         if not self.packs_heads:

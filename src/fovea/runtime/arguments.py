@@ -54,13 +54,13 @@ class ForwardLaunch:
         "has_numbers",
         "has_plain_captures",
         "integers",
-        "is_dynamic",
         "is_paired",
         "launcher",
         "lists",
         "lse_shape",
         "lse_strides",
         "memory_of",
+        "needs_counter",
         "num_captures",
         "num_sequences",
         "out_shape",
@@ -101,9 +101,9 @@ class ForwardLaunch:
             for shape, strides in (*layouts, (self.out_shape, self.out_strides))
         )
         self.integers = _integers(problem, num_sms)
-        # A packed batch, and the rows behind it, have a table with a counter of its own.
+        # A packed batch, and the rows behind it.
         self.num_sequences = 0 if problem.varlen is None else problem.batch + 1
-        self.is_dynamic = plan.is_dynamic and problem.varlen is None
+        self.needs_counter = plan.needs_counter
         self.wants_max_score = plan.features.max_score
         splits = num_splits(problem, plan, num_sms) if splits is None else splits
         self.partial_shapes = _partial_shapes(problem, plan, splits)
@@ -155,7 +155,8 @@ class ForwardLaunch:
         lists = self._lists(tensors)
         memory = None
         if self.memory_of is not None and (
-            self.is_dynamic
+            self.needs_counter
+            or self.lists is not None
             or self.partial_shapes is not None
             or not keeps_lse
             or not self.has_plain_captures
@@ -163,13 +164,13 @@ class ForwardLaunch:
             memory = self.memory_of(self.device)
             if memory is not None:
                 lse = None if keeps_lse else memory.scratch(self.lse_shape)
-                counter = memory.counter() if self.is_dynamic else None
+                counter = memory.counter() if self.needs_counter else None
                 if self.lists is not None and not self.num_sequences:
                     counts, _, full_counts, *_ = lists
                     order = memory.tile_order(counts, full_counts, *self.query_tiles)
         if lse is None:
             lse = self._row_numbers()
-        if counter is None and self.is_dynamic:
+        if counter is None and self.needs_counter:
             # A memset of four bytes, on the stream before the launch.
             counter = torch.zeros(1, dtype=torch.int32, device=self.device)
         max_score = self._row_numbers() if self.wants_max_score else None

@@ -9,7 +9,7 @@ FIRST = "clusterlaunchcontrol.query_cancel.get_first_ctaid::x.b32.b128 %x, %hand
 VECTOR = "clusterlaunchcontrol.query_cancel.get_first_ctaid.v4.b32.b128 {%x, %y, _, _}, %handle;"
 
 
-def kernel(*, cluster=1, first=FIRST, wait="@!%p bra wait;"):
+def kernel(*, cluster=1, first=FIRST, wait="@!%p bra wait;", stop="@!%p bra end;"):
     """Each CTA adds 1 at its index, then asks for the index of a cluster that has not started."""
     multicast = ".multicast::cluster::all" if cluster > 1 else ""
     return f"""
@@ -42,7 +42,7 @@ wait:
     clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p, %handle;
     fence.proxy.async.shared::cta;
     xor.b32 %phase, %phase, 1;
-    @!%p bra end;
+    {stop}
     {first}
     bra next;
 end:
@@ -68,3 +68,31 @@ def test_response_read_before_its_wait_is_reported():
     for seed in range(10):
         with pytest.raises(Fault):
             module.launch("k", 12, 32, args=[np.zeros(12, np.uint32)], options=Options(seed=seed))
+
+
+def test_requests_are_declined_and_taken_out_of_order_by_some_seeds():
+    source = kernel(first="mov.u32 %x, %clusterid.x;")  # counts its own requests that succeeded
+    module = load_ptx(source)
+    outcomes = set()
+    for seed in range(8):
+        out = np.zeros(12, np.uint32)
+        module.launch("k", 12, 32, args=[out], options=Options(seed=seed))
+        assert out.sum() == 12
+        outcomes.add(tuple(out.tolist()))
+    assert len(outcomes) > 4
+    assert any(np.count_nonzero(outcome) > 1 for outcome in outcomes)  # another one had to start
+
+
+def test_eager_requests_take_every_cluster_there_is():
+    module = load_ptx(kernel(first="mov.u32 %x, %clusterid.x;"))
+    for seed in range(3):
+        out = np.zeros(12, np.uint32)
+        options = Options(seed=seed, async_delay="eager")
+        module.launch("k", 12, 32, args=[out], options=options)
+        assert out.tolist() == [12] + [0] * 11
+
+
+def test_request_after_one_seen_to_fail_is_reported():
+    module = load_ptx(kernel(stop="@!%p bra next;"))
+    with pytest.raises(Fault, match="stop asking once is_canceled is false"):
+        module.launch("k", 3, 32, args=[np.zeros(3, np.uint32)])

@@ -2,11 +2,13 @@
 
 What lives here: try_cancel and query_cancel. Not here: which clusters start when (`schedule.py`).
 
-Invariant: a cluster is either started or cancelled by exactly one request; a request fails only
-when no cluster is left to start. The response is (x, y, z, mark) of the first CTA as 32-bit words,
-which the manual calls opaque.
+Invariant: a cluster is either started or cancelled by exactly one request. The manual promises
+neither an order nor success: unless work is eager, which cluster is taken and whether a request is
+declined while some are left (as for a kernel that preempts this one) go by the seed. The response
+is (x, y, z, mark) of the first CTA as 32-bit words, which the manual calls opaque.
 
-Source: PTX ISA 9.7.13.17-18.
+Source: PTX ISA 9.7.13.17-18; of preemption, CUDA programming guide, "Work Stealing with Cluster
+Launch Control".
 """
 
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from fovea.emulator.async_engine import Effect, Operation
+from fovea.emulator.errors import IllegalOperand
 from fovea.emulator.isa import instruction
 from fovea.emulator.isa.copy_engine import (
     SharedPlace,
@@ -29,6 +32,8 @@ from fovea.emulator.isa.tensor_core import shared_address
 _TARGETS = "sm_100,sm_100a,sm_100f,sm_103,sm_103a,sm_103f,sm_110,sm_110a,sm_120,sm_120a"
 _RESPONSE_BYTES = 16
 _CANCELLED = 0x0C7A1D  # marks the response of a request that has succeeded
+_DECLINED_SHARE = 0.125  # of requests, though a cluster is left
+_UNORDERED_SHARE = 0.25  # of the others, which get any cluster that is left, not the next
 
 
 @instruction(
@@ -49,6 +54,12 @@ def clusterlaunchcontrol_try_cancel(i: Instruction) -> Any:
         return own_shared_place(i, warp, lane, value, alignment=alignment, what=what)
 
     def run(warp: Any, mask: Array) -> None:
+        if warp.cta.has_seen_decline:
+            raise IllegalOperand(
+                "a request after this CTA has seen one fail, which the manual leaves undefined; "
+                "stop asking once is_canceled is false",
+                warp.where(i),
+            )
         addresses, barriers = address(warp), barrier(warp)
         for lane, *_ in issues(mask, addresses, barriers):
             to = place(warp, lane, int(addresses[lane]), _RESPONSE_BYTES, "response")
@@ -74,12 +85,16 @@ def _effect(to: SharedPlace, mbar: SharedPlace, response: list[Array]) -> Effect
 
 
 def _cancel(machine: Any) -> Array:
-    """Cancel the next cluster that would start; return the response."""
+    """Cancel a cluster that has not started, or decline; return the response."""
     number = machine.next_cluster
     while number in machine.cancelled:
         number += 1
-    if number >= machine.num_clusters:
+    is_free = machine.options.async_delay != "eager"
+    if number >= machine.num_clusters or (is_free and machine.random.random() < _DECLINED_SHARE):
         return np.zeros(4, np.uint32)
+    if is_free and machine.random.random() < _UNORDERED_SHARE:
+        left = [n for n in range(number, machine.num_clusters) if n not in machine.cancelled]
+        number = machine.random.choice(left)
     machine.cancelled.add(number)
     gx, gy, _ = machine.cluster_grid
     index = (number % gx, number // gx % gy, number // (gx * gy))
@@ -103,7 +118,14 @@ def _words(lanes: Array) -> Array:
 def clusterlaunchcontrol_query_cancel(i: Instruction) -> Decoded:
     """p = whether a cluster was cancelled."""
     read, write = i.read("response", "b128"), i.write("p", "pred")
-    return lambda w, mask: write(w, mask, _words(read(w))[:, 3] == _CANCELLED)
+
+    def run(w: Any, mask: Array) -> None:
+        is_cancelled = _words(read(w))[:, 3] == _CANCELLED
+        if not is_cancelled[mask].all():
+            w.cta.has_seen_decline = True
+        write(w, mask, is_cancelled)
+
+    return run
 
 
 @instruction(

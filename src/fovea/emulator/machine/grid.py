@@ -167,6 +167,7 @@ class Cta:
         self.mbarriers: dict[int, MBarrier] = {}
         self.state: dict[Any, Any] = {}
         self.is_exited = False
+        self.has_seen_decline = False  # of a request to take over a cluster
         self.warps = self._make_warps(machine)
 
     def mbarrier(self, offset: int, count: int) -> MBarrier:

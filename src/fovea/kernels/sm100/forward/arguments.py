@@ -18,6 +18,7 @@ from fovea.kernels.device.scheduler import TileOrder
 from fovea.kernels.device.sequences import SequenceTable
 from fovea.kernels.device.work import WorkRing
 from fovea.kernels.portable.combine import Partials
+from fovea.kernels.sm100.launch_control import Launches
 from fovea.kernels.sm100.signals import Signals
 
 
@@ -35,7 +36,6 @@ class Problem(NamedTuple):
     band: Band
     group_size: cutlass.Int32
     block_lists: BlockListTensors | None
-    counter: cute.Tensor | None  # (1,), 0 at launch: tiles drawn beyond each CTA's first
     packing: Packing | None
     sequences: SequenceTable | None  # of a packed batch; `band` then holds what all share
 
@@ -74,7 +74,8 @@ class SharedTiles(NamedTuple):
     `statistics` is (plan.statistics, streams, rows): a row's sum, reference and, if the plan joins
     maxima, maximum, from the softmax to the epilogue. `maxima` is (slots, warpgroups, rows), where
     two threads share a row. `tensor_memory` is the address of the first column, known once it is
-    allocated. `mailbox` and `rank` are those of a CTA in a pair.
+    allocated. `mailbox` and `rank` are those of a CTA in a pair; `launches` are what a dynamic
+    plan asks of its launch.
     """
 
     sQ: cute.Tensor
@@ -89,5 +90,6 @@ class SharedTiles(NamedTuple):
     statistics: cute.Tensor
     maxima: cute.Tensor | None
     mailbox: Mailbox | None
+    launches: Launches | None
     tensor_memory: cutlass.Int32
     rank: Rank | None

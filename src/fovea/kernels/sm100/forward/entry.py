@@ -55,7 +55,7 @@ def _arguments(plan: ForwardPlan) -> list[Any]:
         aligned(cutlass.Float32, rows, 4) if features.max_score else None,
         aligned(cutlass.Float32, (heads_q,), 4) if features.sink else None,
         partials() if plan.packs_heads else None,
-        aligned(cutlass.Int32, (1,), 4) if plan.is_dynamic and not features.varlen else None,
+        None,  # the place of Hopper's counter of tiles
         block_lists(features),
         sequences(has_pages=False) if features.varlen else None,
         (cutlass.Float32(1.0), cutlass.Float32(1.0), cutlass.Float32(1.0)),

@@ -24,7 +24,6 @@ from fovea.kernels.device.sequences import (
     TABLE_THREADS,
     SequenceTable,
     SequenceTensors,
-    counter_of,
     fill_table,
     shifting_view,
 )
@@ -32,12 +31,14 @@ from fovea.kernels.device.work import WorkRing, clear, work_words
 from fovea.kernels.portable.combine import CombineKernel, Merged, Partials
 from fovea.kernels.sm100.forward import epilogue, load, mma, queries, softmax
 from fovea.kernels.sm100.forward.arguments import Outputs, Packing, Problem, SharedTiles, TmaLoads
+from fovea.kernels.sm100.launch_control import Launches, init_launches
 from fovea.kernels.sm100.signals import Signals, init_signals
 from fovea.kernels.sm100.umma import element_type, row_major_layout, transposed_layout
 from fovea.plan.roles import WARP_SIZE
 from fovea.plan.sequences import SEQUENCE_WORDS
 from fovea.plan.sm100 import (
     FIRST_QUERY_WARP,
+    LAUNCH_RESPONSE_BYTES,
     LOAD_WARP,
     MMA_WARP,
     TILE_M,
@@ -96,7 +97,7 @@ class ForwardKernel:
         mMaxScore: cute.Tensor | None,
         mSink: cute.Tensor | None,
         partials: tuple | None,
-        counter: cute.Tensor | None,
+        counter: None,
         lists: tuple | None,
         sequences: tuple | None,
         scalars: tuple,
@@ -106,6 +107,9 @@ class ForwardKernel:
         stream: Any,
     ):
         """Launch the kernel; every shape, stride and number is a run-time value.
+
+        A dynamic plan has a CTA (or pair) for every tile, others at most one for each SM. `counter`
+        is the place of Hopper's.
 
         Behind a launch with several parts of the keys follows their merge.
         """
@@ -150,7 +154,6 @@ class ForwardKernel:
             num_sequences = where.mStartQ.shape[0]  # the batch, and the rows behind it
             table = SequenceTable(words, num_sequences)
             self._fill_table(where, table, (rows_q, mK.shape[0]), heads_a_row, stream)
-            counter = counter_of(table)
             # No sequence has more tiles than its share, and each may round up.
             num_m_tiles, head_rows = rows_q * heads_a_row // plan.tile_m + num_sequences, heads
         else:
@@ -168,10 +171,12 @@ class ForwardKernel:
             band=Band(offset, left, right, rows_q, mK.shape[-3]),
             group_size=group_size,
             block_lists=BlockListTensors(*lists) if plan.features.block_lists else None,
-            counter=counter,
             packing=packing,
             sequences=table,
         )
+        num_clusters = num_tiles(order)
+        if cutlass.const_expr(not plan.is_dynamic):
+            num_clusters = cutlass.min(num_clusters, cutlass.max(num_ctas // plan.cluster, 1))
         self.kernel(
             problem,
             Scalars(*scalars),
@@ -179,12 +184,7 @@ class ForwardKernel:
             TmaLoads(atom_q, tma_q, atom_k, tma_k, atom_v, tma_v),
             Outputs(atom_o, tma_o, mO, mLSE, mMaxScore, mSink),
         ).launch(
-            grid=(
-                cutlass.min(num_tiles(order), cutlass.max(num_ctas // plan.cluster, 1))
-                * plan.cluster,
-                1,
-                1,
-            ),
+            grid=(num_clusters * plan.cluster, 1, 1),
             block=(plan.threads, 1, 1),
             cluster=(plan.cluster, 1, 1) if plan.cluster > 1 else None,
             stream=stream,
@@ -251,6 +251,23 @@ class ForwardKernel:
         tma: TmaLoads,
         outputs: Outputs,
     ):
+        """Run the CTA, unless it is one behind the last tile."""
+        if cutlass.const_expr(self.plan.features.varlen):
+            # The number of tiles is known on the device alone; the grid is a bound.
+            if cute.arch.block_idx()[0] < load.total_tiles(problem):
+                self._run(problem, scalars, mods, tma, outputs)
+        else:
+            self._run(problem, scalars, mods, tma, outputs)
+
+    @cute.jit
+    def _run(
+        self,
+        problem: Problem,
+        scalars: Scalars,
+        mods: ModTable,
+        tma: TmaLoads,
+        outputs: Outputs,
+    ):
         """Allocate from the plan, initialise the barriers, run the roles."""
         plan = self.plan
         is_pair = plan.cluster > 1
@@ -271,6 +288,8 @@ class ForwardKernel:
                 clear(shared.work, plan.work_edge)
                 if cutlass.const_expr(is_pair):
                     init_mailbox(shared.mailbox)
+                if cutlass.const_expr(plan.is_dynamic):
+                    init_launches(shared.launches)
         if warp_idx == first_issue_warp + MMA_WARP:
             cute.arch.alloc_tmem(TENSOR_COLUMNS, address, is_pair)
             cute.arch.relinquish_tmem_alloc_permit(is_pair)
@@ -283,8 +302,8 @@ class ForwardKernel:
         shared = shared._replace(tensor_memory=cute.make_tensor(address, cute.make_layout(1))[0])
 
         if cutlass.const_expr(plan.packs_heads):
-            # The merge may come up where a CTA is done. Every CTA of this grid runs by now, or will
-            # without waiting for another to end, so its waiting CTAs keep none of these out.
+            # The merge may come up where a CTA is done, once every CTA of this grid has started, has
+            # been taken over or has ended, so its waiting CTAs keep none of these out.
             cute.arch.griddepcontrol_launch_dependents()
         if warp_idx < softmax_role.threads // WARP_SIZE:
             cute.arch.setmaxregister_increase(softmax_role.registers)
@@ -310,9 +329,6 @@ class ForwardKernel:
         if cutlass.const_expr(is_pair):
             # The other CTA may still multiply into this one's tensor memory, or arrive here.
             sync_cluster()
-        elif cutlass.const_expr(plan.features.varlen):
-            # A CTA may find no tile, and its softmax still be at the first zeros of O.
-            cute.arch.sync_threads()
         if warp_idx == first_issue_warp + MMA_WARP:
             pointer = cute.arch.retrieve_tmem_ptr(cutlass.Float32, 16, address)
             cute.arch.dealloc_tmem(pointer, TENSOR_COLUMNS, is_pair)
@@ -359,6 +375,12 @@ class ForwardKernel:
         if plan.cluster > 1:
             letter = smem.allocate_tensor(cutlass.Int32, cute.make_layout(2), 8)
             mailbox, rank = Mailbox(letter, barriers + offset), cluster_rank()
+            offset += 1
+        launches = None
+        if plan.is_dynamic:
+            layout = cute.make_layout(LAUNCH_RESPONSE_BYTES // 4)
+            response = smem.allocate_tensor(cutlass.Int32, layout, LAUNCH_RESPONSE_BYTES)
+            launches = Launches(response, barriers + offset)
 
         def tile(layout: cute.ComposedLayout | None) -> cute.Tensor | None:
             if layout is None:
@@ -367,9 +389,7 @@ class ForwardKernel:
 
         tiles = [tile(layout) for layout in layouts]
         work = WorkRing(words, flags, rings[3], sequences)
-        unknown = cutlass.Int32(0)
-        signals = Signals(*firsts)
-        shared = SharedTiles(
-            *tiles, *rings[:3], work, signals, statistics, maxima, mailbox, unknown, rank
-        )
+        signals, unknown = Signals(*firsts), cutlass.Int32(0)
+        beside = (statistics, maxima, mailbox, launches, unknown, rank)
+        shared = SharedTiles(*tiles, *rings[:3], work, signals, *beside)
         return shared, address

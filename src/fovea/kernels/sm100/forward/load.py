@@ -24,11 +24,10 @@ from fovea.kernels.device.work import (
     Work,
     announce,
     await_verdict,
-    draw_tile,
-    from_first_lane,
 )
 from fovea.kernels.sm100.forward.arguments import Problem, SharedTiles, TmaLoads
 from fovea.kernels.sm100.forward.streams import rows_of
+from fovea.kernels.sm100.launch_control import DECLINED, await_cluster, request_cluster
 from fovea.plan.sm100_tiles import STREAM_ROWS, STREAMS
 
 
@@ -58,8 +57,9 @@ def run(plan: cutlass.Constexpr, problem: Problem, tma: TmaLoads, shared: Shared
     kv_use = cutlass.Int32(0)
     use = cutlass.Int32(0)
     fresh = cute.arch.block_idx()[0] // plan.cluster
+    requests = cutlass.Int32(0)
     tile_number = cutlass.Int32(0)
-    total = _total_tiles(problem)
+    total = total_tiles(problem)
     while use >= 0:
         tile_number, is_redo = _next_work(plan, shared, use, fresh, tile_number, total)
         walk = _walk(plan, problem, cutlass.max(tile_number, 0))
@@ -69,19 +69,18 @@ def run(plan: cutlass.Constexpr, problem: Problem, tma: TmaLoads, shared: Shared
         else:
             use += 1
         if tile_number >= 0:
-            # Drawn before the loads and read after them: the counter's answer takes a while.
-            drawn = fresh
+            # Asked before the loads and read after them: the answer takes a while.
             if is_redo == 0:
-                drawn = _draw(plan, problem, shared, fresh)
+                _ask_for_tile(plan, shared)
             _load_tile(plan, problem, tma, shared, walk, item, kv_use)
             kv_use += walk.visits
             item += 1
             if is_redo == 0:
-                fresh = from_first_lane(drawn) if plan.is_dynamic else drawn
+                fresh, requests = _fresh_tile(plan, shared, fresh, total, requests)
 
 
 @cute.jit
-def _total_tiles(problem: Problem) -> cutlass.Int32:
+def total_tiles(problem: Problem) -> cutlass.Int32:
     """Return the number of query tiles of the call."""
     total = cutlass.Int32(0)
     if cutlass.const_expr(problem.sequences is None):
@@ -170,21 +169,48 @@ def _decide(
 
 
 @cute.jit
-def _draw(
-    plan: cutlass.Constexpr, problem: Problem, shared: SharedTiles, last: cutlass.Int32
-) -> cutlass.Int32:
-    """Return the next fresh tile: from the grid's counter where tiles differ in work.
+def _ask_for_tile(plan: cutlass.Constexpr, shared: SharedTiles):
+    """Ask for a tile whose CTAs have not started, where tiles differ in work.
 
-    Where that is so, lane 0 alone has the answer. The second CTA of a pair is told, and draws none.
+    The second CTA of a pair asks for none: it is told.
     """
-    clusters = cute.arch.grid_dim()[0] // plan.cluster
-    number = last + clusters
     if cutlass.const_expr(plan.is_dynamic):
         if cutlass.const_expr(plan.cluster == 1):
-            number = clusters + draw_tile(problem.counter)
+            request_cluster(shared.launches)
         elif shared.rank.is_first:
-            number = clusters + draw_tile(problem.counter)
-    return number
+            request_cluster(shared.launches)
+
+
+@cute.jit
+def _fresh_tile(
+    plan: cutlass.Constexpr,
+    shared: SharedTiles,
+    last: cutlass.Int32,
+    total: cutlass.Int32,
+    requests: cutlass.Int32,
+):
+    """Return the next fresh tile, from `total` on if there is none, and the requests made so far.
+
+    The number of tiles of packed sequences is known on the device alone, so their grid may have
+    more CTAs than that. Those are taken over, too, while the last tile is multiplied: that is
+    quicker than starting them.
+    """
+    number = last
+    if cutlass.const_expr(not plan.is_dynamic):
+        number = last + cute.arch.grid_dim()[0] // plan.cluster
+    elif cutlass.const_expr(plan.cluster > 1):
+        if shared.rank.is_first:
+            number = await_cluster(shared.launches, requests, plan.cluster)
+            requests += 1
+    else:
+        number = await_cluster(shared.launches, requests, plan.cluster)
+        requests += 1
+        if cutlass.const_expr(plan.features.varlen):
+            while (number >= total) & (number != DECLINED):
+                request_cluster(shared.launches)
+                number = await_cluster(shared.launches, requests, plan.cluster)
+                requests += 1
+    return number, requests
 
 
 @cute.jit
