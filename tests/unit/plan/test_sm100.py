@@ -52,7 +52,14 @@ def test_every_plan_fits_shared_memory_and_the_register_file():
 def test_every_stage_and_barrier_is_counted_once():
     for plan in plans():
         rings = sum(2 * edge.stages for edge in plan.edges)
-        assert plan.num_barriers == rings + sum(signal.stages for signal in plan.signals)
+        signals = sum(signal.stages for signal in plan.signals)
+        # Answers to requests for a tile come with a barrier of their own.
+        assert plan.num_barriers == rings + signals + plan.is_dynamic
+
+
+def test_launches_of_no_plan_need_a_counter():
+    assert not any(plan.needs_counter for plan in plans())
+    assert any(plan.is_dynamic for plan in plans())
 
 
 def test_keys_of_plans_differ_where_code_does():

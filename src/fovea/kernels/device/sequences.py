@@ -46,7 +46,7 @@ class SequenceTensors(NamedTuple):
 
 
 class SequenceTable(NamedTuple):
-    """Every sequence, those with most keys first, and the counter that tiles are drawn from.
+    """Every sequence, those with most keys first, and the counter that Hopper draws tiles from.
 
     One more sequence than the batch has: the rows behind the last one, none of them used.
     """

@@ -47,9 +47,7 @@ def request_cluster(launches: Launches):
     cute.arch.sync_warp()
     with cute.arch.elect_one():
         cute.arch.mbarrier_arrive_and_expect_tx(launches.barrier, LAUNCH_RESPONSE_BYTES)
-        cute.arch.issue_clc_query(
-            launches.barrier, launches.response.iterator, multicast=False
-        )
+        cute.arch.issue_clc_query(launches.barrier, launches.response.iterator, multicast=False)
 
 
 @cute.jit

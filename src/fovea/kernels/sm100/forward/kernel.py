@@ -302,8 +302,8 @@ class ForwardKernel:
         shared = shared._replace(tensor_memory=cute.make_tensor(address, cute.make_layout(1))[0])
 
         if cutlass.const_expr(plan.packs_heads):
-            # The merge may come up where a CTA is done, once every CTA of this grid has started, has
-            # been taken over or has ended, so its waiting CTAs keep none of these out.
+            # The merge may come up where a CTA is done, once every CTA of this grid has started or
+            # has been taken over, so its waiting CTAs keep none of these out.
             cute.arch.griddepcontrol_launch_dependents()
         if warp_idx < softmax_role.threads // WARP_SIZE:
             cute.arch.setmaxregister_increase(softmax_role.registers)
