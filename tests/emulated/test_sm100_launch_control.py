@@ -63,14 +63,10 @@ def test_ctas_whose_request_is_declined_end_and_others_are_started() -> None:
     first, launch = run(Options(async_delay="eager"))
     assert judge_problem(problem, first).wrong is None
     assert _ctas(launch) == [0]  # takes over all others
-    started = set()
-    for seed in range(1, 4):
-        other, launch = run(Options(seed=seed, tensor_load_wait="explicit"))
-        assert torch.equal(other.out, first.out)
-        assert torch.equal(other.lse, first.lse)
-        started.add(len(_ctas(launch)))
-    assert max(started) > 1
-    assert len(started) > 1
+    other, launch = run(Options(seed=1, tensor_load_wait="explicit"))
+    assert torch.equal(other.out, first.out)
+    assert torch.equal(other.lse, first.lse)
+    assert len(_ctas(launch)) > 1
 
 
 def test_answer_read_without_its_wait_is_reported() -> None:
