@@ -14,6 +14,7 @@ from fovea.kernels.device.cluster import Mailbox
 from fovea.kernels.device.key_ranges import KeyRangeTensors
 from fovea.kernels.device.kv_walk import BlockListTensors
 from fovea.kernels.device.masking import Band
+from fovea.kernels.device.pages import Pages
 from fovea.kernels.device.pipeline import Ring
 from fovea.kernels.device.scheduler import TileOrder
 from fovea.kernels.device.sequences import SequenceTable
@@ -27,15 +28,6 @@ class Packing(NamedTuple):
     mQ: cute.Tensor
     group_size: cutlass.Int32
     partials: Partials
-
-
-class Pages(NamedTuple):
-    """Physical page of each logical page, (batch, max_pages), and how a page is laid out."""
-
-    mTable: cute.Tensor
-    page_size: cutlass.Int32
-    k_head_stride: cutlass.Int32  # elements from a head's rows to the next one's
-    v_head_stride: cutlass.Int32
 
 
 class Problem(NamedTuple):
@@ -56,7 +48,7 @@ class TmaLoads(NamedTuple):
     """TMA atoms and coordinate tensors: Q and K (seqlen, head_dim, head, batch), V transposed.
 
     Q is None where rows are packed. Packed sequences have `sequences.shifting_view`s, and
-    a paged cache has `page_loads.paged_view`s.
+    a paged cache has `pages.paged_view`s.
     """
 
     atom_q: cute.CopyAtom | None

@@ -18,6 +18,7 @@ from fovea.kernels.device.key_ranges import KeyRangeTensors
 from fovea.kernels.device.kv_walk import BlockListTensors
 from fovea.kernels.device.masking import Band
 from fovea.kernels.device.mods import ModTable, make_mod_table
+from fovea.kernels.device.pages import BOX_COLUMNS, Pages, box_layout, paged_view
 from fovea.kernels.device.pipeline import init_ring, make_ring
 from fovea.kernels.device.scheduler import TileOrder, num_tiles
 from fovea.kernels.device.score import Scalars
@@ -35,12 +36,10 @@ from fovea.kernels.sm90.forward import compute, load
 from fovea.kernels.sm90.forward.arguments import (
     Outputs,
     Packing,
-    Pages,
     Problem,
     SharedTiles,
     TmaLoads,
 )
-from fovea.kernels.sm90.forward.page_loads import BOX_COLUMNS, box_layout, paged_view
 from fovea.kernels.sm90.wgmma import element_type, row_major_layout, transposed_layout
 from fovea.plan.roles import WARP_SIZE
 from fovea.plan.sequences import SEQUENCE_WORDS
@@ -135,8 +134,9 @@ class ForwardKernel:
         k_view, k_layout = self._rows(mK), cute.slice_(layouts.k, stage)
         v_view, v_layout = self._columns(mV), cute.slice_(layouts.v, stage)
         if cutlass.const_expr(plan.page_box > 0):
-            k_box, k_layout = (plan.page_box, BOX_COLUMNS), box_layout(plan, is_transposed=False)
-            v_box, v_layout = (BOX_COLUMNS, plan.page_box), box_layout(plan, is_transposed=True)
+            rows = plan.page_box
+            k_box, k_layout = (rows, BOX_COLUMNS), box_layout(k_layout, rows, is_transposed=False)
+            v_box, v_layout = (BOX_COLUMNS, rows), box_layout(v_layout, rows, is_transposed=True)
         atom_k, tma_k = cpasync.make_tiled_tma_atom(
             shared_op, k_view, k_layout, k_box, plan.cluster
         )

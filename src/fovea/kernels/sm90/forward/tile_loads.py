@@ -14,15 +14,12 @@ from cutlass.cute.nvgpu import cpasync
 
 from fovea.kernels.device.cluster import Rank, pass_over
 from fovea.kernels.device.kv_walk import Walk, kv_tile, partial_block, uses_of, visit_word
+from fovea.kernels.device.pages import PagedOperand, fill_from_pages
 from fovea.kernels.device.pipeline import Ring, expect_bytes, stage_of, wait_empty
 from fovea.kernels.device.sequences import bounded
 from fovea.kernels.device.shared_walk import Takers, Union, takers
 from fovea.kernels.sm90.forward.arguments import Problem, SharedTiles, TmaLoads
-from fovea.kernels.sm90.forward.page_loads import (
-    PagedOperand,
-    fill_from_pages,
-    paged_operands,
-)
+from fovea.kernels.sm90.forward.page_loads import k_boxes, paged_operands, v_boxes
 
 
 class Part(NamedTuple):
@@ -232,7 +229,8 @@ def _fill(
 ):
     """Fill the stage of a use, which is free in every CTA that shares it."""
     if cutlass.const_expr(plan.page_box > 0):
-        fill_from_pages(plan, edge, operand, fill.use, fill.n_idx)
+        boxes = v_boxes(plan) if edge.name == "v" else k_boxes(plan)
+        fill_from_pages(boxes, operand, fill.use, fill.n_idx)
     else:
         _fill_from_tile(plan, edge, operand, part, fill)
 
