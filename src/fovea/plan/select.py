@@ -45,7 +45,7 @@ def unsupported(problem: AttentionProblem, arch: Arch) -> str | None:
     return (
         _lacking_dtype(problem)
         or _lacking_head_dim(problem, arch)
-        or _lacking_layout(problem, arch)
+        or _lacking_layout(problem)
         or _lacking_pages(problem)
         or _lacking_blocks(problem, arch)
     )
@@ -56,8 +56,8 @@ def forward_plan(problem: AttentionProblem, arch: Arch) -> ForwardPlan:
     problem = as_kernel_call(problem, arch)
     dtype = "bfloat16" if problem.dtype == torch.bfloat16 else "float16"
     features = forward_features(problem)
+    page_size = problem.k.shape[1] if problem.is_paged else None
     if arch.name == "sm90":
-        page_size = problem.k.shape[1] if problem.is_paged else None
         if _packs_heads(problem, features):
             widest = _rounded(max(problem.head_dim, problem.head_dim_v), sm90.PACKED_HEAD_DIMS)
             return sm90.make_packed_plan(dtype, widest, features, page_size=page_size)
@@ -73,6 +73,7 @@ def forward_plan(problem: AttentionProblem, arch: Arch) -> ForwardPlan:
         splits_keys=_splits_keys(problem),
         packs_heads=_packs_heads_on_blackwell(problem, features),
         is_pair=_is_pair(problem, features),
+        page_size=page_size,
     )
 
 
@@ -247,9 +248,7 @@ def _lacking_head_dim(problem: AttentionProblem, arch: Arch) -> str | None:
     return f"head_dim or head_dim_v = {widest} (kernels for {arch} take up to {largest})"
 
 
-def _lacking_layout(problem: AttentionProblem, arch: Arch) -> str | None:
-    if problem.is_paged and arch.name != "sm90":
-        return f"page_table has no kernel for {arch} yet"
+def _lacking_layout(problem: AttentionProblem) -> str | None:
     if problem.varlen is not None:
         keys = problem.k.shape[0]
         if problem.varlen.page_table is not None:

@@ -6,6 +6,7 @@ every size, column and arrival count from it.
 """
 
 from dataclasses import dataclass, field, replace
+from math import gcd
 from typing import Literal
 
 from fovea.plan.combine import CombinePlan
@@ -96,6 +97,7 @@ class ForwardPlan:
     splits_keys: bool = False
     splits_columns: bool = False
     packs_heads: bool = False
+    page_box: int = 0  # rows of K that one copy takes from a page; 0: keys are not paged
     features: ForwardFeatures = field(default_factory=ForwardFeatures)
 
     def __post_init__(self) -> None:
@@ -115,6 +117,8 @@ class ForwardPlan:
             assert self.splits_columns or not self.splits_keys
         # Rows of a packed sequence end anywhere, and pairs of CTAs are untried with them.
         assert not self.features.varlen or (self.cluster == 1 and not self.stages_o)
+        if self.page_box:
+            assert self.features.varlen and self.tile_n % self.page_box == 0, self.page_box
         # A block list belongs to one head; packed rows take no box of the copy engine.
         if self.packs_heads:
             assert self.splits_keys and self.cluster == 1 and not self.stages_o
@@ -148,6 +152,11 @@ class ForwardPlan:
     def v_columns(self) -> int:
         """Columns of a V tile that this CTA holds."""
         return self.head_dim_v // self.cluster
+
+    @property
+    def v_page_box(self) -> int:
+        """Rows of V that one copy takes from a page, inside one part of a tile."""
+        return gcd(self.page_box, self.tile_n // self.v_parts)
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -418,6 +427,7 @@ class ForwardPlan:
             f"_m{self.tile_m}n{self.tile_n}e{self.software_columns}"
             f"{'_pair' if self.cluster > 1 else ''}"
             f"{'_packed' if self.packs_heads else ''}"
+            f"{f'_pages{self.page_box}' if self.page_box else ''}"
         )
 
     def key_text(self) -> str:
@@ -428,7 +438,8 @@ class ForwardPlan:
             f"parts {self.k_parts} {self.v_parts} {self.p_parts} stages_o {self.stages_o} "
             f"software_columns {self.software_columns} "
             f"splits_keys {self.splits_keys} splits_columns {self.splits_columns} "
-            f"cluster {self.cluster} packs_heads {self.packs_heads}\n"
+            f"cluster {self.cluster} packs_heads {self.packs_heads} "
+            f"page_box {self.page_box}\n"
             f"{self.features.key_text()}"
         )
 
@@ -442,8 +453,12 @@ def make_forward_plan(
     splits_keys: bool = False,
     packs_heads: bool = False,
     is_pair: bool = False,
+    page_size: int | None = None,
 ) -> ForwardPlan:
-    """Return the plan of a variant; `head_dims` are (head_dim, head_dim_v), already rounded up."""
+    """Return the plan of a variant; `head_dims` are (head_dim, head_dim_v), already rounded up.
+
+    One copy takes from a page the rows that both a page and a tile divide into.
+    """
     cluster = 2 if is_pair else 1
     shape = forward_tile(
         head_dims,
@@ -458,6 +473,7 @@ def make_forward_plan(
         software_columns=software_columns(head_dims, SOFTWARE_COLUMNS[arch]),
         splits_keys=splits_keys or shape.splits_columns,
         packs_heads=packs_heads,
+        page_box=0 if page_size is None else gcd(page_size, shape.tile_n),
         cluster=cluster,
         features=features,
         **shape._asdict(),

@@ -13,6 +13,7 @@ import cutlass.cute as cute
 from fovea.kernels.device.cluster import Mailbox, Rank
 from fovea.kernels.device.kv_walk import BlockListTensors
 from fovea.kernels.device.masking import Band
+from fovea.kernels.device.pages import Pages
 from fovea.kernels.device.pipeline import Ring
 from fovea.kernels.device.scheduler import TileOrder
 from fovea.kernels.device.sequences import SequenceTable
@@ -38,12 +39,14 @@ class Problem(NamedTuple):
     block_lists: BlockListTensors | None
     packing: Packing | None
     sequences: SequenceTable | None  # of a packed batch; `band` then holds what all share
+    pages: Pages | None
 
 
 class TmaLoads(NamedTuple):
     """TMA atoms and coordinate tensors: Q and K (seqlen, head_dim, head, batch), V transposed.
 
-    Packed rows of Q take another way.
+    Packed rows of Q take another way. Packed sequences have `sequences.shifting_view`s, and a paged
+    cache has `pages.paged_view`s.
     """
 
     atom_q: cute.CopyAtom | None

@@ -46,10 +46,11 @@ def _arguments(plan: ForwardPlan) -> list[Any]:
     head_dim, head_dim_v = (cute.sym_int32(divisibility=8) for _ in range(2))
     outer = () if features.varlen else (batch,)
     rows = (*outer, heads_q, rows_q)
+    keys = (batch, rows_kv) if plan.page_box else (*outer, rows_kv)
     return [
         operand(dtype, (*outer, rows_q, heads_q, head_dim)),
-        operand(dtype, (*outer, rows_kv, heads_kv, head_dim)),
-        operand(dtype, (*outer, rows_kv, heads_kv, head_dim_v)),
+        operand(dtype, (*keys, heads_kv, head_dim)),
+        operand(dtype, (*keys, heads_kv, head_dim_v)),
         operand(dtype, (*outer, rows_q, heads_q, head_dim_v)),
         aligned(cutlass.Float32, rows, 4),
         aligned(cutlass.Float32, rows, 4) if features.max_score else None,
@@ -57,7 +58,7 @@ def _arguments(plan: ForwardPlan) -> list[Any]:
         partials() if plan.packs_heads else None,
         None,  # the place of Hopper's counter of tiles
         block_lists(features),
-        sequences(has_pages=False) if features.varlen else None,
+        sequences(has_pages=plan.page_box > 0) if features.varlen else None,
         (cutlass.Float32(1.0), cutlass.Float32(1.0), cutlass.Float32(1.0)),
         tuple(cutlass.Int32(1) for _ in range(5)),
         captures(features),

@@ -17,6 +17,7 @@ from fovea.kernels.device.cluster import Mailbox, cluster_rank, init_mailbox, sy
 from fovea.kernels.device.kv_walk import BlockListTensors
 from fovea.kernels.device.masking import Band
 from fovea.kernels.device.mods import ModTable, make_mod_table
+from fovea.kernels.device.pages import BOX_COLUMNS, Pages, box_layout, paged_view
 from fovea.kernels.device.pipeline import init_ring, make_ring
 from fovea.kernels.device.scheduler import TileOrder, num_tiles
 from fovea.kernels.device.score import Scalars
@@ -127,12 +128,16 @@ class ForwardKernel:
             atom_q, tma_q = cpasync.make_tiled_tma_atom(
                 load_op, self._rows(mQ), cute.slice_(layouts.q, stage), q_box
             )
-        atom_k, tma_k = cpasync.make_tiled_tma_atom(
-            load_op, self._rows(mK), cute.slice_(layouts.k, stage), k_box
-        )
-        atom_v, tma_v = cpasync.make_tiled_tma_atom(
-            load_op, self._columns(mV), cute.slice_(layouts.v, stage), v_box
-        )
+        k_layout, v_layout = (cute.slice_(layout, stage) for layout in (layouts.k, layouts.v))
+        if cutlass.const_expr(plan.page_box == 0):
+            k_view, v_view = self._rows(mK), self._columns(mV)
+        else:
+            k_view, v_view = paged_view(mK, is_transposed=False), paged_view(mV, is_transposed=True)
+            k_box, v_box = (plan.page_box, BOX_COLUMNS), (BOX_COLUMNS, plan.v_page_box)
+            k_layout = box_layout(k_layout, plan.page_box, is_transposed=False)
+            v_layout = box_layout(v_layout, plan.v_page_box, is_transposed=True)
+        atom_k, tma_k = cpasync.make_tiled_tma_atom(load_op, k_view, k_layout, k_box)
+        atom_v, tma_v = cpasync.make_tiled_tma_atom(load_op, v_view, v_layout, v_box)
         atom_o, tma_o = None, None
         if cutlass.const_expr(plan.stages_o):
             o_box = (STREAM_ROWS, plan.head_dim_v)
@@ -147,13 +152,18 @@ class ForwardKernel:
             packing = Packing(mQ, Partials(*partials))
             num_splits = packing.partials.num_splits
             heads, heads_a_row = mK.shape[-2], group_size
-        table = None
+        table, pages = None, None
         if cutlass.const_expr(plan.features.varlen):
-            words, _, *where = sequences
+            words, page_table, *where = sequences
+            total_kv = mK.shape[0]
+            if cutlass.const_expr(plan.page_box > 0):
+                head_strides = (cutlass.Int32(mK.stride[2]), cutlass.Int32(mV.stride[2]))
+                pages = Pages(page_table, mK.shape[1], *head_strides)
+                total_kv = page_table.shape[1] * mK.shape[1]
             where = SequenceTensors(*where)
             num_sequences = where.mStartQ.shape[0]  # the batch, and the rows behind it
             table = SequenceTable(words, num_sequences)
-            self._fill_table(where, table, (rows_q, mK.shape[0]), heads_a_row, stream)
+            self._fill_table(where, table, (rows_q, total_kv), heads_a_row, stream)
             # No sequence has more tiles than its share, and each may round up.
             num_m_tiles, head_rows = rows_q * heads_a_row // plan.tile_m + num_sequences, heads
         else:
@@ -173,6 +183,7 @@ class ForwardKernel:
             block_lists=BlockListTensors(*lists) if plan.features.block_lists else None,
             packing=packing,
             sequences=table,
+            pages=pages,
         )
         num_clusters = num_tiles(order)
         if cutlass.const_expr(not plan.is_dynamic):
@@ -240,7 +251,9 @@ class ForwardKernel:
         heads_a_row: cutlass.Int32,
     ):
         """Write the table of sequences."""
-        fill_table(where, table, total_q, total_kv, self.plan.tile_m, False, heads_a_row)
+        plan = self.plan
+        is_paged = plan.page_box > 0
+        fill_table(where, table, total_q, total_kv, plan.tile_m, is_paged, heads_a_row)
 
     @cute.kernel
     def kernel(

@@ -13,6 +13,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from fovea.kernels.device.cluster import Rank, receive, send
 from fovea.kernels.device.kv_walk import Share, Walk, kv_tile, make_walk, reorder
+from fovea.kernels.device.pages import PagedOperand, fill_from_pages
 from fovea.kernels.device.pipeline import Ring, expect_bytes, stage_of, wait_empty
 from fovea.kernels.device.scheduler import decode_tile, num_tiles, split_of
 from fovea.kernels.device.sequences import band_of_sequence, bounded, find_tile, packed_tiles
@@ -26,6 +27,7 @@ from fovea.kernels.device.work import (
     await_verdict,
 )
 from fovea.kernels.sm100.forward.arguments import Problem, SharedTiles, TmaLoads
+from fovea.kernels.sm100.forward.page_loads import k_boxes, paged_operands, v_boxes
 from fovea.kernels.sm100.forward.streams import rows_of
 from fovea.kernels.sm100.launch_control import DECLINED, await_cluster, request_cluster
 from fovea.plan.sm100_tiles import STREAM_ROWS, STREAMS
@@ -36,14 +38,17 @@ class _Views(NamedTuple):
 
     Global memory of K counts (KV tile, part), that of V (columns, parts of KV tiles one after the
     other). In a pair of CTAs K counts half tiles, and each CTA has half of V's columns.
+    Of a paged cache there are operands instead.
     """
 
     tQsQ: cute.Tensor | None
     tQgQ: cute.Tensor | None
-    tKsK: cute.Tensor
-    tKgK: cute.Tensor
-    tVsV: cute.Tensor
-    tVgV: cute.Tensor
+    tKsK: cute.Tensor | None
+    tKgK: cute.Tensor | None
+    tVsV: cute.Tensor | None
+    tVgV: cute.Tensor | None
+    paged_k: PagedOperand | None
+    paged_v: PagedOperand | None
 
 
 @cute.jit
@@ -228,8 +233,6 @@ def _load_tile(
     K runs ahead of V by as many tiles as are multiplied with Q before the first product with V.
     """
     views = _views(plan, problem, tma, shared, walk)
-    rank = shared.rank
-    own = cutlass.Int32(0) if plan.cluster == 1 else rank.own
     ahead = STREAMS if plan.splits_keys else 1
     for index in cutlass.range(walk.visits + ahead, unroll=1):
         if index == 0:
@@ -238,8 +241,7 @@ def _load_tile(
             n_idx = kv_tile(walk, index, problem.block_lists, plan)
             for part in cutlass.range_constexpr(plan.k_parts):
                 use = (kv_use + index) * plan.k_parts + part
-                gmem = views.tKgK[None, n_idx * plan.cluster + own, part]
-                _fill(plan.k_edge, shared.k, rank, tma.atom_k, gmem, views.tKsK, use)
+                _load_k(plan, tma, shared, views, n_idx, use, part)
         if cutlass.const_expr(not plan.splits_keys):
             if index == 0:
                 _load_q(plan, tma, shared, views, item, 1)
@@ -247,8 +249,7 @@ def _load_tile(
             n_idx = kv_tile(walk, index - ahead, problem.block_lists, plan)
             for part in cutlass.range_constexpr(plan.v_parts):
                 use = (kv_use + index - ahead) * plan.v_parts + part
-                gmem = views.tVgV[None, own, n_idx * plan.v_parts + part]
-                _fill(plan.v_edge, shared.v, rank, tma.atom_v, gmem, views.tVsV, use)
+                _load_v(plan, tma, shared, views, n_idx * plan.v_parts + part, use)
 
 
 @cute.jit
@@ -265,6 +266,45 @@ def _load_q(
         use = item if plan.splits_keys else STREAMS * item + stream
         gmem = views.tQgQ[None, rows_of(plan, shared.rank, stream)]
         _fill(plan.q_edge, shared.q, shared.rank, tma.atom_q, gmem, views.tQsQ, use)
+
+
+@cute.jit
+def _load_k(
+    plan: cutlass.Constexpr,
+    tma: TmaLoads,
+    shared: SharedTiles,
+    views: _Views,
+    n_idx: cutlass.Int32,
+    use: cutlass.Int32,
+    part: cutlass.Constexpr,
+):
+    """Load some columns of a K tile."""
+    if cutlass.const_expr(plan.page_box > 0):
+        wait_empty(shared.k, use, plan.k_edge)
+        fill_from_pages(k_boxes(plan), views.paged_k, use, n_idx, part)
+    else:
+        half = n_idx if plan.cluster == 1 else n_idx * plan.cluster + shared.rank.own
+        gmem = views.tKgK[None, half, part]
+        _fill(plan.k_edge, shared.k, shared.rank, tma.atom_k, gmem, views.tKsK, use)
+
+
+@cute.jit
+def _load_v(
+    plan: cutlass.Constexpr,
+    tma: TmaLoads,
+    shared: SharedTiles,
+    views: _Views,
+    nth_part: cutlass.Int32,
+    use: cutlass.Int32,
+):
+    """Load some keys of V; parts count from the first key on."""
+    if cutlass.const_expr(plan.page_box > 0):
+        wait_empty(shared.v, use, plan.v_edge)
+        fill_from_pages(v_boxes(plan), views.paged_v, use, nth_part)
+    else:
+        columns = cutlass.Int32(0) if plan.cluster == 1 else shared.rank.own
+        gmem = views.tVgV[None, columns, nth_part]
+        _fill(plan.v_edge, shared.v, shared.rank, tma.atom_v, gmem, views.tVsV, use)
 
 
 @cute.jit
@@ -311,6 +351,9 @@ def _views(
         gQ = cute.local_tile(mQ, (STREAM_ROWS, plan.head_dim), (None, 0))
         gQ = cute.domain_offset((0, 0, walk.m_idx * (plan.tile_m // STREAM_ROWS)), gQ)
         tQsQ, tQgQ = _partition(tma.atom_q, shared.sQ, gQ)
+    if cutlass.const_expr(plan.page_box > 0):
+        operands = paged_operands(plan, problem.pages, tma, shared, walk, kv_head)
+        return _Views(tQsQ, tQgQ, None, None, None, None, *operands)
     gK = cute.local_tile(
         _rows_of_head(plan, tma.mK, walk, kv_head),
         (plan.k_rows, plan.head_dim // plan.k_parts),
@@ -323,7 +366,7 @@ def _views(
     )
     tKsK, tKgK = _partition(tma.atom_k, shared.sK, gK)
     tVsV, tVgV = _partition(tma.atom_v, shared.sV, gV)
-    return _Views(tQsQ, tQgQ, tKsK, tKgK, tVsV, tVgV)
+    return _Views(tQsQ, tQgQ, tKsK, tKgK, tVsV, tVgV, None, None)
 
 
 def _rows_of_head(
