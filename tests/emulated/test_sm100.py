@@ -26,8 +26,8 @@ QUICK = (
     "seven by 127",
     "rising 300 causal",
     "causal dead rows",
-    "packed causal idle rows",
     "packed few causal idle rows",
+    "packed pages of 24 causal",
 )
 DELAYS = ("random", "eager", "late")
 
@@ -79,6 +79,9 @@ def _run(name: str, seed: int, num_sms: int) -> ForwardResult:
         pytest.param("packed rising", 10, marks=pytest.mark.slow),
         pytest.param("packed causal d256", 10, marks=pytest.mark.slow),
         pytest.param("packed few causal sink max_score", 10, marks=pytest.mark.slow),
+        pytest.param("packed pages d192 dv128", 10, marks=pytest.mark.slow),
+        pytest.param("packed pages d256 fp16", 10, marks=pytest.mark.slow),
+        pytest.param("packed few pages of 64 causal", 10, marks=pytest.mark.slow),
     ],
 )
 def test_every_schedule_is_silent_and_gives_the_same_bits(name: str, seeds: int) -> None:
@@ -123,7 +126,16 @@ def test_kernel_uses_no_local_memory_and_the_plans_threads(arch, head_dim, dtype
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", [SM100, SM103], ids=str)
 @pytest.mark.parametrize(
-    "name", ["packed causal top left d128", "packed causal d256", "packed few causal idle rows"]
+    "name",
+    [
+        "packed causal top left d128",
+        "packed causal d256",
+        "packed few causal idle rows",
+        "packed pages of 24 causal",
+        "packed pages d192 dv128",
+        "packed pages d256 fp16",
+        "packed few pages of 64 causal",
+    ],
 )
 def test_packed_kernels_use_no_local_memory(name, arch) -> None:
     plan = select.forward_plan(case_named(name).build("cpu", is_small=True).problem(), arch)

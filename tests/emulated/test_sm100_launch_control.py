@@ -66,6 +66,7 @@ def test_ctas_whose_request_is_declined_end_and_others_are_started() -> None:
     other, launch = run(Options(seed=1, tensor_load_wait="explicit"))
     assert torch.equal(other.out, first.out)
     assert torch.equal(other.lse, first.lse)
+    assert judge_problem(problem, other).wrong is None
     assert len(_ctas(launch)) > 1
 
 

@@ -27,6 +27,8 @@ _TILE_HEAD_DIMS = {
     "sm100": sm100_tiles.TILE_HEAD_DIMS,
     "sm103": sm100_tiles.TILE_HEAD_DIMS,
 }
+# A copy from a page takes 64 columns.
+_PAGED_HEAD_DIMS = {**_TILE_HEAD_DIMS, "sm90": sm90.PAGED_HEAD_DIMS}
 SHORT_SEQLEN = 2048  # keys up to which a call gets the plan for short sequences
 # Queries up to which a call gets the plan for few. One warpgroup then multiplies at a time, which
 # pays as long as K and V come slower than it works through them.
@@ -46,7 +48,7 @@ def unsupported(problem: AttentionProblem, arch: Arch) -> str | None:
         _lacking_dtype(problem)
         or _lacking_head_dim(problem, arch)
         or _lacking_layout(problem)
-        or _lacking_pages(problem)
+        or _lacking_pages(problem, arch)
         or _lacking_blocks(problem, arch)
     )
 
@@ -264,13 +266,13 @@ def _lacking_layout(problem: AttentionProblem) -> str | None:
     return None
 
 
-def _lacking_pages(problem: AttentionProblem) -> str | None:
+def _lacking_pages(problem: AttentionProblem, arch: Arch) -> str | None:
     """Return what is lacking for a paged cache: its heads lie behind each other in the columns."""
     if not problem.is_paged:
         return None
-    dims = (problem.head_dim, problem.head_dim_v)
-    if not all(each in sm90.PAGED_HEAD_DIMS for each in dims):
-        return f"page_table with head dims {dims} (kernels take {sm90.PAGED_HEAD_DIMS})"
+    dims, columns = (problem.head_dim, problem.head_dim_v), _PAGED_HEAD_DIMS[arch.name]
+    if not all(each in columns for each in dims):
+        return f"page_table with head dims {dims} (kernels take {columns})"
     for name, cache in (("k", problem.k), ("v", problem.v)):
         width = (cache.shape[2] - 1) * cache.stride(2) + cache.shape[3]
         if width >= _MAX_SEQLEN:

@@ -200,3 +200,25 @@ def test_pairs_are_chosen_from_many_queries_on(head_dims, causal, cluster):
             problem_of(seqlen_q, 300, *head_dims), causal="bottom_right" if causal else None
         )
         assert forward_plan(problem, SM100).cluster == expected
+
+
+@pytest.mark.parametrize(
+    ("head_dims", "page_size", "k_rows", "v_rows"),
+    [
+        ((64, 64), 1, 1, 1),
+        ((64, 64), 24, 8, 8),
+        ((128, 128), 7, 1, 1),
+        ((128, 128), 256, 128, 128),
+        ((192, 192), 48, 16, 16),
+        ((192, 192), 256, 64, 64),
+        ((256, 256), 128, 128, 32),
+    ],
+)
+def test_copy_from_a_page_stays_inside_a_page_and_a_part_of_a_tile(
+    head_dims, page_size, k_rows, v_rows
+):
+    features = ForwardFeatures(varlen=True)
+    plan = make_forward_plan("bfloat16", head_dims, features, arch="sm100", page_size=page_size)
+    assert (plan.page_box, plan.v_page_box) == (k_rows, v_rows)
+    assert page_size % plan.page_box == plan.tile_n % plan.page_box == 0
+    assert (plan.tile_n // plan.v_parts) % plan.v_page_box == 0

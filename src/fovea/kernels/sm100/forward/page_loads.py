@@ -1,7 +1,7 @@
 """K and V of a paged cache on Blackwell: a stage holds a part of a tile, K by columns, V by keys.
 
 Lives here: how the stages are cut into boxes. Not here: the loads of boxes (`device/pages.py`), the
-order of parts (`load.py`).
+order of parts (`tile_loads.py`).
 """
 
 from fovea.kernels.device.kv_walk import Walk
