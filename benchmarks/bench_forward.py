@@ -3,6 +3,7 @@
     python -m benchmarks.bench_forward                        # four shapes, about two minutes
     python -m benchmarks.bench_forward --shape "S16384 D128"  # every known shape that matches
     python -m benchmarks.bench_forward --all --peers fa3      # all 27 beside one peer
+    python -m benchmarks.bench_forward --wide --peers fa3,flex  # head dims beyond 256
 
 From the repository's root, with `src` and `.` on PYTHONPATH. Writes forward.json.
 """
@@ -36,6 +37,8 @@ def chosen(options: argparse.Namespace) -> tuple[shapes.Shape, ...]:
     """Return the shapes that the command line asks for, in order, each once."""
     if options.all:
         return shapes.DENSE_SHAPES
+    if options.wide:
+        return shapes.WIDE_SHAPES
     if not options.shape:
         return shapes.QUICK_SHAPES
     found = [s for words in options.shape for s in shapes.select(words.split())]
@@ -49,6 +52,7 @@ def parse() -> argparse.Namespace:
         "--shape", action="append", metavar="WORDS", help='such as "S16384 D128 causal"; repeatable'
     )
     parser.add_argument("--all", action="store_true", help="all 27 shapes")
+    parser.add_argument("--wide", action="store_true", help="head dims beyond 256 alone")
     parser.add_argument(
         "--peers",
         type=lambda text: [name for name in text.split(",") if name],

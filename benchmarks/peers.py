@@ -34,11 +34,15 @@ class Inputs:
         """Return random normal inputs: zeros would draw less power and flatter every kernel."""
         generator = torch.Generator("cuda").manual_seed(0)
 
-        def normal(heads: int) -> Tensor:
-            size = (shape.B, shape.S, heads, shape.D)
+        def normal(heads: int, head_dim: int) -> Tensor:
+            size = (shape.B, shape.S, heads, head_dim)
             return torch.randn(size, device="cuda", dtype=dtype, generator=generator)
 
-        return cls(q=normal(shape.H), k=normal(shape.Hkv), v=normal(shape.Hkv))
+        return cls(
+            q=normal(shape.H, shape.D),
+            k=normal(shape.Hkv, shape.D),
+            v=normal(shape.Hkv, shape.head_dim_v),
+        )
 
     def transposed(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return q, k, v as (batch, heads, seqlen, head_dim) in memory too."""

@@ -49,8 +49,9 @@ def main() -> None:
 
 
 def dense_variants() -> list[ForwardVariant]:
-    """Return the kernels of the dense and causal shapes."""
-    return [variant_of(shape, causal=shape.causal) for shape in shapes.DENSE_SHAPES]
+    """Return the kernels of the dense and causal shapes, wide ones among them."""
+    every = (*shapes.DENSE_SHAPES, *shapes.WIDE_SHAPES)
+    return [variant_of(shape, causal=shape.causal) for shape in every]
 
 
 def mod_variants() -> list[ForwardVariant]:
@@ -133,8 +134,12 @@ def variant_of(shape: shapes.Shape, **keywords: Any) -> ForwardVariant:
 def problem_of(shape: shapes.Shape, **keywords: Any) -> AttentionProblem:
     """Return one call; its tensors are allocated and never touched."""
     q, k, v = (
-        torch.empty(shape.B, shape.S, heads, shape.D, dtype=torch.bfloat16, device="cpu")
-        for heads in (shape.H, shape.Hkv, shape.Hkv)
+        torch.empty(shape.B, shape.S, heads, head_dim, dtype=torch.bfloat16, device="cpu")
+        for heads, head_dim in (
+            (shape.H, shape.D),
+            (shape.Hkv, shape.D),
+            (shape.Hkv, shape.head_dim_v),
+        )
     )
     return make_dense(q, k, v, Request(**keywords))
 

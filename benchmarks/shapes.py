@@ -1,10 +1,10 @@
 """The shapes that benchmarks time, and how a command line picks among them.
 
-Lives here: the 27 forward and backward shapes, their FLOPs, the parser of `B1 H16 S8192 D128
-causal`. Not here: how a time is taken (`protocol.py`).
+Lives here: the 27 forward and backward shapes, four of wide heads, their FLOPs, the parser of
+`B1 H16 S8192 D128 causal`. Not here: how a time is taken (`protocol.py`).
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 
 _LENGTHS = ((32, 512), (8, 2048), (2, 8192), (1, 16384))
 _HEADS_BY_DIM = ((64, 32), (128, 16), (256, 8))
@@ -20,6 +20,12 @@ class Shape:
     S: int
     D: int
     causal: bool
+    Dv: int | None = None  # head dim of V where it is not D
+
+    @property
+    def head_dim_v(self) -> int:
+        """Head dim of V."""
+        return self.D if self.Dv is None else self.Dv
 
     @property
     def pairs(self) -> int:
@@ -28,15 +34,17 @@ class Shape:
 
     def forward_flops(self, pairs: int | None = None) -> int:
         """Return FLOPs of a forward, of `pairs` visible pairs if given; a backward has 2.5x."""
-        return 4 * self.B * self.H * self.D * (self.pairs if pairs is None else pairs)
+        columns = self.D + self.head_dim_v
+        return 2 * self.B * self.H * columns * (self.pairs if pairs is None else pairs)
 
     def row(self) -> dict[str, int | bool]:
         """Return the shape as the head of a result row."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def __str__(self) -> str:
         kv = "" if self.Hkv == self.H else f" Hkv{self.Hkv}"
-        return f"B{self.B} H{self.H}{kv} S{self.S} D{self.D} {'causal' if self.causal else 'full'}"
+        dims = f"D{self.D}" + ("" if self.Dv is None else f" Dv{self.Dv}")
+        return f"B{self.B} H{self.H}{kv} S{self.S} {dims} {'causal' if self.causal else 'full'}"
 
 
 DENSE_SHAPES = (
@@ -51,6 +59,13 @@ DENSE_SHAPES = (
     Shape(1, 64, 8, 32768, 128, True),
 )
 
+# Head dims beyond 256: of V alone, and of Q and K too. Few peers take them; flex has to be asked.
+WIDE_SHAPES = tuple(
+    Shape(1, 8, 8, 8192, head_dim, causal, Dv=512)
+    for head_dim in (64, 512)
+    for causal in (False, True)
+)
+
 # The two that the Hopper forward is judged by, and one of each other head dim.
 QUICK_SHAPES = (
     Shape(1, 16, 16, 16384, 128, False),
@@ -63,7 +78,7 @@ MOD_SHAPE = Shape(2, 16, 16, 8192, 128, False)
 
 
 def select(words: list[str], shapes: tuple[Shape, ...] = DENSE_SHAPES) -> tuple[Shape, ...]:
-    """Return the shapes that match every word, such as `D128`, `S8192`, `causal` or `full`.
+    """Return the shapes that match every word: `D128`, `Dv512`, `S8192`, `causal`, `full`.
 
     Raises:
         ValueError: a word is none of these, or nothing matches.
@@ -73,13 +88,13 @@ def select(words: list[str], shapes: tuple[Shape, ...] = DENSE_SHAPES) -> tuple[
         key = word.rstrip("0123456789")
         if word in ("causal", "full"):
             chosen = tuple(s for s in chosen if s.causal == (word == "causal"))
-        elif key in ("B", "H", "Hkv", "S", "D") and word != key:
+        elif key in ("B", "H", "Hkv", "S", "D", "Dv") and word != key:
             value = int(word[len(key) :])
             chosen = tuple(s for s in chosen if getattr(s, key) == value)
         else:
             raise ValueError(
-                f"shape word {word!r} is not valid (allowed: B, H, Hkv, S or D with a number, "
-                "causal, full); write for example: S16384 D128 causal."
+                f"shape word {word!r} is not valid (allowed: B, H, Hkv, S, D or Dv with a "
+                "number, causal, full); write for example: S16384 D128 causal."
             )
     if not chosen:
         known = "; ".join(str(s) for s in shapes)

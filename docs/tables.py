@@ -178,6 +178,8 @@ def support_cases() -> dict[str, dict[str, Any]]:
         "head dim 64": call(head_dims=(64, 64)),
         "head dim 256": call(head_dims=(256, 256)),
         "head dims 192 and 128": call(head_dims=(192, 128)),
+        "head dim 512": call(head_dims=(512, 512)),
+        "head dims 64 and 512": call(head_dims=(64, 512)),
         "head dim 40": call(head_dims=(40, 40)),
         "scale <= 0": call(scale=-0.1),
         "deterministic": call(deterministic=True),

@@ -27,6 +27,7 @@ from cases import CASES, case_named
 from benchmarks import bench_decode, bench_forward_mods, prepare, shapes
 
 # The calls that differ in their kernel: one of each head dim.
+SHAPES = {str(shape): shape for shape in (*shapes.DENSE_SHAPES, *shapes.WIDE_SHAPES)}
 DECODE = {f"decode D{call.D}": call for call in bench_decode.CALLS}
 QUICK = ("B1 H16 S16384 D128 causal", "alibi", "decode D128")
 # Bytes of local memory a thread takes, by the first name of the variant.
@@ -38,7 +39,7 @@ SPILLS = {
 def _names() -> Iterator[Any]:
     mods = [make.__name__ for make in bench_forward_mods.CASES]
     cases = [f"case {case.name}" for case in CASES]
-    for name in (*map(str, shapes.DENSE_SHAPES), *mods, *DECODE, *cases):
+    for name in (*SHAPES, *mods, *DECODE, *cases):
         marks: list[Any] = [] if name in QUICK else [pytest.mark.slow]
         if name in SPILLS:
             reason = f"spills: {SPILLS[name]} bytes of local memory a thread"
@@ -55,9 +56,8 @@ def _variant(name: str) -> ForwardVariant | None:
         return ForwardVariant(select.forward_plan(problem, SM90))
     if name in DECODE:
         return prepare.decode_variant(DECODE[name])
-    for shape in shapes.DENSE_SHAPES:
-        if str(shape) == name:
-            return prepare.variant_of(shape, causal=shape.causal)
+    if name in SHAPES:
+        return prepare.variant_of(SHAPES[name], causal=SHAPES[name].causal)
     names = [make.__name__ for make in bench_forward_mods.CASES]
     return prepare.mod_variants_of(bench_forward_mods.CASES[names.index(name)])[0]
 

@@ -111,6 +111,32 @@ def _few(
 _D64 = {"shape": LARGE_64, "small": SMALL_64}
 _D256 = {"shape": LARGE_256, "small": SMALL_256}
 
+# Head dims beyond 256: V in slices, all scores made for each.
+_D64_V512, _D512 = {"head_dim": 64, "head_dim_v": 512}, {"head_dim": 512}
+_WIDE: tuple[tuple[str, MakeOptions | None, dict[str, int], dict[str, Any]], ...] = (
+    ("d64 dv512", None, _D64_V512, {}),
+    ("d64 dv512 causal", CAUSAL, _D64_V512, {}),
+    ("d64 dv512 fp16 sink", sink, {**_D64_V512, "heads_q": 4, "heads_kv": 4}, {"dtype": FP16}),
+    ("d64 dv512 window max_score", WINDOW, _D64_V512, {"wants_max_score": True}),
+    ("d64 dv512 alibi", alibi, _D64_V512, {}),
+    ("d64 dv512 rising 300", CAUSAL, _D64_V512, {"transform": ramp(-300.0, 300.0)}),
+    ("d64 dv512 huge values", None, _D64_V512, {"transform": huge_values}),
+    ("d64 dv512 bits", exact(neighbours), _D64_V512, {}),
+    ("d512", None, _D512, {}),
+    ("d512 causal", CAUSAL, _D512, {}),
+    ("d512 causal fp16", CAUSAL, _D512, {"dtype": FP16}),
+    ("d512 softcap", fixed(softcap=5.0), _D512, {}),
+    ("d512 late keys", late_keys, _D512, {}),
+    ("d512 ranges document", exact(document), _D512, {}),
+    ("d512 blocks alibi", joined(random_blocks(128, 128), alibi), _D512, {}),
+    ("d512 rising 300", None, _D512, {"transform": ramp(-300.0, 300.0)}),
+    ("d512 NaN around", CAUSAL, {"head_dim": 500, "head_dim_v": 484}, {"transform": poisoned}),
+    ("d264 dv320 window", CAUSAL_WINDOW, {"head_dim": 264, "head_dim_v": 320}, {}),
+    ("d384 dv128", CAUSAL, {"head_dim": 384, "head_dim_v": 128}, {}),
+    ("d256 dv512", CAUSAL, {"head_dim": 256, "head_dim_v": 512}, {}),
+    ("d576 dv512", CAUSAL, {"head_dim": 576, "head_dim_v": 512, "heads_kv": 1}, {}),
+)
+
 CASES: tuple[Case | PackedCase, ...] = (
     # one feature each
     _case("dense"),
@@ -168,6 +194,7 @@ CASES: tuple[Case | PackedCase, ...] = (
     _case("d192 window", CAUSAL_WINDOW, **_both(head_dim=192)),
     _case("d64 dv256", **_both(head_dim=64, head_dim_v=256)),
     _case("d128 dv256 causal", CAUSAL, **_both(head_dim=128, head_dim_v=256)),
+    *(_case(name, options, **_both(**dims), **fields) for name, options, dims, fields in _WIDE),
     _case("d96 full", **_both(head_dim=96)),
     _case("d96 document", document, **_both(head_dim=96)),
     # layouts
@@ -298,6 +325,8 @@ CASES: tuple[Case | PackedCase, ...] = (
     _case("few 64 causal", CAUSAL, **_few(64, 5)),
     _case("few d64 window", CAUSAL_WINDOW, **_few(3, 8, head_dim=64)),
     _case("few d256 causal", CAUSAL, **_few(2, 4, head_dim=256)),
+    _case("few d512 causal", CAUSAL, **_few(2, 4, head_dim=512)),
+    _case("few d64 dv512", **_few(1, 2, head_dim=64, head_dim_v=512)),
     _case("few d20 dv36 NaN around", transform=poisoned, **_few(3, 4, head_dim=20, head_dim_v=36)),
     _case("few dead rows", joined(CAUSAL, sink), **_few(40, 3, seqlen_kv=29)),
     _case("few max_score fp16", CAUSAL, wants_max_score=True, dtype=FP16, **_few(5, 4)),

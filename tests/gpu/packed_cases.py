@@ -214,6 +214,11 @@ PACKED_CASES: tuple[PackedCase, ...] = (
     _case("d128 fp16", shape=_WIDE, dtype=FP16),
     _case("d256", shape=replace(_SHAPE, head_dim=256)),
     _case("causal d256", CAUSAL, shape=replace(_SHAPE, head_dim=256), **_IDLE),
+    _case("d64 dv512 idle rows", shape=replace(_SHAPE, head_dim_v=512), **_IDLE),
+    _case("d512 causal idle rows", CAUSAL, shape=replace(_SHAPE, head_dim=512), **_IDLE),
+    _case(
+        "d512 fp16 max_score", shape=replace(_SHAPE, head_dim=512), dtype=FP16, wants_max_score=True
+    ),
     _case("d40 dv24 in NaN", layout=inside_nan, shape=replace(_SHAPE, head_dim=40, head_dim_v=24)),
     _case("d5 dv3", CAUSAL, shape=replace(_SHAPE, head_dim=5, head_dim_v=3)),
     _case("heads first", CAUSAL, layout=heads_first, **_IDLE),
@@ -264,6 +269,8 @@ PACKED_CASES: tuple[PackedCase, ...] = (
     _case("pages d128", CAUSAL, shape=_WIDE, page_size=16, **_IDLE),
     _case("pages d256 fp16", shape=replace(_SHAPE, head_dim=256), dtype=FP16, page_size=64),
     _case("pages d192 dv128", page_size=32, shape=replace(_SHAPE, head_dim=192, head_dim_v=128)),
+    _case("pages d512", CAUSAL, page_size=16, shape=replace(_SHAPE, head_dim=512)),
+    _case("pages d64 dv512", page_size=24, shape=replace(_SHAPE, head_dim_v=512), **_IDLE),
     _case("pages heads first", CAUSAL, page_size=16, layout=pages_heads_first, **_IDLE),
     _case("pages window sink max_score", joined(WINDOW, sink), page_size=48, wants_max_score=True),
     _case("pages alibi late keys", joined(alibi, late_keys), page_size=64),

@@ -31,6 +31,7 @@ class Kernel:
         lack: what the kernels lack for this call; None where one takes it.
         name: of the kernel, as profiles show it.
         tile: query rows and keys of a tile.
+        v_slices: in how many parts of its columns V is read, each after a QK product of its own.
         registers: of a thread, by role.
         packing: how few queries are spread over tiles and SMs; None for many.
         variants: all kernels that calls like this one can select, this one first, each with what
@@ -46,6 +47,7 @@ class Kernel:
     threads: int | None = None
     registers: tuple[tuple[str, int], ...] = ()
     shared_bytes: int | None = None
+    v_slices: int = 1
     packing: str | None = None
     variants: tuple[str, ...] = ()
 
@@ -54,6 +56,9 @@ class Kernel:
         if f"_{self.arch}_" in (self.name or ""):
             return ""
         return f", one source for both, compiled for {self.arch.target}"
+
+    def _slices(self) -> str:
+        return f"its columns in {self.v_slices} slices; all scores are made for each of them"
 
     def lines(self) -> list[str]:
         """Return the text of this kernel."""
@@ -66,6 +71,7 @@ class Kernel:
             f"{'':13} tile {self.tile[0]} x {self.tile[1]}, {self.kv_stages} K/V stages, "
             f"{self.threads} threads, registers: {registers}, "
             f"{self.shared_bytes / 1024:.0f} KiB shared",
+            *([] if self.v_slices == 1 else [f"{'  wide V':13} {self._slices()}"]),
             *([] if self.packing is None else [f"{'  few queries':13} {self.packing}"]),
             *(
                 f"{'  variants' if i == 0 else '':13} {text}"
@@ -92,6 +98,7 @@ def kernel_of(problem: AttentionProblem, arch: Arch, *, is_chosen: bool = False)
         threads=plan.threads,
         registers=tuple((role.name, role.registers) for role in plan.roles),
         shared_bytes=plan.shared_bytes,
+        v_slices=getattr(plan, "v_slices", 1),
         packing=_packing(problem, plan),
         variants=tuple(
             f"{variant.name}: {condition}" for variant, condition in variants_of(problem, arch)

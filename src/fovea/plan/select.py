@@ -116,8 +116,9 @@ def _packs_heads(problem: AttentionProblem, features: ForwardFeatures) -> bool:
     rows = problem.seqlen_q if problem.varlen is None else problem.q.shape[0]
     is_small = rows * problem.group_size < _MAX_SEQLEN
     has_map = features.block_lists or features.key_ranges  # of query tiles, which count no heads
+    is_wide = max(problem.head_dim, problem.head_dim_v) > sm90.PACKED_HEAD_DIMS[-1]
     is_one_width = problem.head_dim == problem.head_dim_v in sm90.PACKED_HEAD_DIMS
-    if problem.is_paged and not is_one_width:
+    if is_wide or (problem.is_paged and not is_one_width):
         return False
     return problem.seqlen_q <= FEW_QUERIES and is_small and not has_map
 
@@ -203,7 +204,7 @@ def _nearer(side: Side, limit: Side, problem: AttentionProblem) -> Side:
 
 
 def tile_head_dims(problem: AttentionProblem) -> tuple[int, int]:
-    """Return the columns of the tiles of Q and K, and of V, on Hopper.
+    """Return the columns of the tiles of Q and K, and of all slices of V, on Hopper.
 
     The copy engine fills the columns past the tensors' own with zeros.
     """

@@ -20,6 +20,7 @@ from fovea.plan.sequences import SEQUENCE_WORDS
 SHARED_BYTES_PER_CTA = 232448  # 227 KiB, the opt-in limit of compute capability 9.0
 SHARED_ALIGNMENT = 1024  # a 128-byte swizzle atom spans 8 rows of 128 bytes
 WARPGROUP_ROWS = 64  # rows of one wgmma
+WIDEST_SLICE = 256  # columns of O: 128 registers of a thread
 WARPS_PER_WARPGROUP = 4
 ELEMENT_BYTES = 2
 
@@ -43,19 +44,23 @@ class ForwardPlan:
     With `packs_heads`, for few queries, the rows of a tile are (query, head of a group) pairs and
     the keys of a tile may be cut into parts, as many as each launch says, which `combine` merges.
     The consumers then load their own rows.
+
+    With several `v_slices` a query tile of one head is as many tiles, each of which makes all
+    scores and the output of its own columns of V.
     """
 
     dtype: Literal["bfloat16", "float16"]
     tile_m: int
     tile_n: int
     head_dim: int  # columns of the Q and K tiles, the tensors' own head_dim rounded up
-    head_dim_v: int
+    head_dim_v: int  # columns of the V and O tiles: of one slice
     kv_stages: int
     q_buffers: int  # query tiles in shared memory: with 2, the next one is there when one ends
     cluster: int = 1  # CTAs that read K and V from the L2 cache together, on query tiles in a row
     skips_idle: bool = False  # a warpgroup whose rows lie past the queries skips the walk
     packs_heads: bool = False
     page_box: int = 0  # rows of K and V that one copy takes from a page; 0: keys are not paged
+    v_slices: int = 1  # a warpgroup has registers for 256 columns of O
     features: ForwardFeatures = field(default_factory=ForwardFeatures)
 
     def __post_init__(self) -> None:
@@ -65,10 +70,12 @@ class ForwardPlan:
         assert self.cluster in (1, 2), self.cluster
         assert self.head_dim % 16 == 0 and self.head_dim_v % 16 == 0
         assert self.head_dim_v == self.head_dim or not self.packs_heads
+        assert self.head_dim_v <= WIDEST_SLICE, self.head_dim_v
         assert self.shared_bytes <= SHARED_BYTES_PER_CTA, self.shared_bytes
         # A block list belongs to one head, and packed rows are loaded by the warps that read them.
         if self.packs_heads:
             assert not (self.features.block_lists or self.looks_ahead or self.cluster > 1)
+            assert self.v_slices == 1, "parts of the keys and slices of V share one number"
         has_map = self.features.block_lists or self.features.key_ranges
         assert self.cluster == 1 or not has_map, "two CTAs share one range of keys"
         if self.skips_hidden and self.looks_ahead and not self.ends_first:
@@ -273,7 +280,7 @@ class ForwardPlan:
         """Kernel name, also in profiles."""
         kind = "bf16" if self.dtype == "bfloat16" else "f16"
         return (
-            f"fovea_sm90_forward_{kind}_d{self.head_dim}x{self.head_dim_v}"
+            f"fovea_sm90_forward_{kind}_d{self.head_dim}x{self.head_dim_v * self.v_slices}"
             f"_m{self.tile_m}n{self.tile_n}q{self.q_buffers}c{self.cluster}"
             f"{'_idle' if self.skips_idle else ''}{'_packed' if self.packs_heads else ''}"
             f"{f'_pages{self.page_box}' if self.page_box else ''}"
@@ -285,7 +292,8 @@ class ForwardPlan:
             f"sm90 forward {self.dtype} tile {self.tile_m}x{self.tile_n} head_dim {self.head_dim} "
             f"head_dim_v {self.head_dim_v} kv_stages {self.kv_stages} "
             f"q_buffers {self.q_buffers} cluster {self.cluster} packs_heads {self.packs_heads} "
-            f"page_box {self.page_box} skips_idle {self.skips_idle}\n"
+            f"page_box {self.page_box} skips_idle {self.skips_idle}"
+            f"{f' v_slices {self.v_slices}' if self.v_slices > 1 else ''}\n"
             f"{self.features.key_text()}"
         )
 
@@ -304,15 +312,15 @@ class TileShape(NamedTuple):
 # Fields of a tile shape in their order, the last ones where they are not usual.
 _Shape = tuple[int, int, int, int] | tuple[int, int, int, int, int]
 
-HEAD_DIMS = (64, 96, 128, 192, 256)  # columns of tiles that there are
-PAGED_HEAD_DIMS = (64, 128, 192, 256)  # a copy from a page takes 64 columns
+HEAD_DIMS = (64, 96, 128, 192, 256, 384, 512, 576)  # columns of tiles that there are
+PAGED_HEAD_DIMS = (64, 128, 192, 256, 384, 512, 576)  # a copy from a page takes 64 columns
 PACKED_HEAD_DIMS = (64, 128, 256)  # 128 threads load whole rows of them
 
 
 def forward_tile(
     head_dims: tuple[int, int], features: ForwardFeatures, *, is_short: bool
 ) -> TileShape:
-    """Return the tile shape of (head_dim, head_dim_v) already rounded up.
+    """Return the tile shape of (head_dim, head_dim_v) already rounded up; V of all slices.
 
     Block lists want tiles that divide 128, torch's default block. Wider KV tiles cross the softmax
     less often per key; mods want narrower ones, since they need registers too. `is_short` sequences
@@ -322,8 +330,9 @@ def forward_tile(
         is_banded = features.limit_left or features.limit_right or features.key_ranges
         return TileShape(128, 128, 2, 1, 1 if is_banded else 2)
     widest = max(head_dims)
-    shape = _tile_shapes(features, is_short=is_short)[128 if widest == 96 else widest]
-    return TileShape(*shape[:4], cluster=shape[4] if len(shape) == 5 else 1)
+    shape = _tile_shapes(features, is_short=is_short)[128 if widest == 96 else min(widest, 256)]
+    tile = TileShape(*shape[:4], cluster=shape[4] if len(shape) == 5 else 1)
+    return tile if widest <= 256 else _wide_tile(head_dims, tile)
 
 
 def _tile_shapes(features: ForwardFeatures, *, is_short: bool) -> Mapping[int, _Shape]:
@@ -351,6 +360,28 @@ def _tile_shapes(features: ForwardFeatures, *, is_short: bool) -> Mapping[int, _
         return tall if is_short else {**tall, 256: (128, 64, 2, 1, 2)}
     shared = {**tall, 192: (128, 112, 2, 1, 2), 256: (128, 80, 2, 1, 2)}
     return shared if is_short else {**shared, 64: (192, 128, 3, 2, 2), 128: (192, 64, 4, 2, 2)}
+
+
+def _wide_tile(head_dims: tuple[int, int], tile: TileShape) -> TileShape:
+    """Return the tile shape of head dims beyond 256, from the one of 256.
+
+    Registers are those of 256: one slice of V. 128 rows of a wide Q fill half of shared memory and
+    more, two stages of 32 keys fit beside them; of 576 columns beside 64 rows.
+    """
+    head_dim, head_dim_v = head_dims[0], head_dims[1] // _v_slices(head_dims[1])
+    if head_dim > 256:
+        tile = tile._replace(tile_n=32)
+    if head_dim > 512:
+        tile = tile._replace(tile_m=WARPGROUP_ROWS)
+    room = SHARED_BYTES_PER_CTA - 2 * SHARED_ALIGNMENT  # without barriers and announcements
+    room -= tile.tile_m * max(head_dim, head_dim_v) * ELEMENT_BYTES
+    stages = room // (tile.tile_n * (head_dim + head_dim_v) * ELEMENT_BYTES)
+    return tile._replace(kv_stages=min(stages, 4))
+
+
+def _v_slices(head_dim_v: int) -> int:
+    """Return how many slices hold the columns of V."""
+    return -(-head_dim_v // WIDEST_SLICE)
 
 
 # Of packed plans: one wgmma of rows, and as much of K and V on its way as fits, since what memory
@@ -396,15 +427,20 @@ def make_forward_plan(
     is_short: bool,
     page_size: int | None = None,
 ) -> ForwardPlan:
-    """Return the plan of a variant for many queries."""
+    """Return the plan of a variant for many queries.
+
+    `head_dims` are columns of tiles, of all slices of V together.
+    """
     shape = forward_tile(head_dims, features, is_short=is_short)
     if features.varlen:
         # Pages have no halves to share, and packed sequences are untried in pairs.
         shape = shape._replace(cluster=1)
+    v_slices = _v_slices(head_dims[1])
     return ForwardPlan(
         dtype=dtype,
         head_dim=head_dims[0],
-        head_dim_v=head_dims[1],
+        head_dim_v=head_dims[1] // v_slices,
+        v_slices=v_slices,
         features=features,
         page_box=_page_box(page_size, shape),
         **shape._asdict(),

@@ -20,7 +20,7 @@ from fovea.problem.value import Causal, Window
 from fovea.tiling.block_lists import BlockLists
 
 DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 576
 _FLOAT32 = torch.finfo(torch.float32)
 _UNLIMITED = 2**31 - 1  # keys on one side of the diagonal
 

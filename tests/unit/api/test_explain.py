@@ -33,6 +33,17 @@ def test_cpu_call_names_the_reference_and_what_hopper_would_run():
         assert part in text
 
 
+def test_wide_heads_are_said_to_be_read_in_slices_of_v():
+    narrow, wide = tensors(head_dim=64), tensors(head_dim=512)
+    explanation = fovea.explain(*narrow[:2], wide[2])
+    kernel = kernel_on(explanation, "sm90")
+    assert (kernel.v_slices, kernel.tile) == (2, (128, 80))
+    assert "d64x512" in kernel.name
+    assert "its columns in 2 slices" in str(explanation)
+    assert "slices" not in str(fovea.explain(*narrow))
+    assert "take up to 256" in kernel_on(explanation, "sm100").lack
+
+
 def test_call_that_no_kernel_takes_says_what_is_lacking():
     kernel = kernel_on(fovea.explain(*tensors(torch.float32)), "sm90")
     assert "float32" in kernel.lack

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.shapes import DENSE_SHAPES, QUICK_SHAPES, Shape, select
+from benchmarks.shapes import DENSE_SHAPES, QUICK_SHAPES, WIDE_SHAPES, Shape, select
 
 
 def test_dense_shapes_are_27_and_distinct():
@@ -24,6 +24,14 @@ def test_result_rows_name_their_shape_as_shapes_do():
         "B": 1, "H": 32, "Hkv": 8, "S": 8192, "D": 128, "causal": True,
     }  # fmt: skip
     assert str(shape) == "B1 H32 Hkv8 S8192 D128 causal"
+
+
+def test_wide_shapes_name_and_count_both_head_dims():
+    shape = WIDE_SHAPES[1]
+    assert str(shape) == "B1 H8 S8192 D64 Dv512 causal"
+    assert shape.row()["Dv"] == 512
+    assert shape.forward_flops() == 8 * 8192**2 * (64 + 512)
+    assert select(["Dv512", "D64", "full"], WIDE_SHAPES) == (WIDE_SHAPES[0],)
 
 
 @pytest.mark.parametrize(

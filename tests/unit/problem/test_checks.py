@@ -53,10 +53,10 @@ def test_dense_shape_wrong_raises_value_error(name):
     check_text(error, part)
 
 
-def test_head_dim_above_256_raises_value_error():
-    with pytest.raises(ValueError, match="1 to 256") as error:
-        fovea.attention(*tensors(head_dim=257))
-    check_text(error, "(257, 257)")
+def test_head_dim_above_576_raises_value_error():
+    with pytest.raises(ValueError, match="1 to 576") as error:
+        fovea.attention(*tensors(head_dim=577))
+    check_text(error, "(577, 577)")
 
 
 def test_head_dim_256_with_any_head_dim_v_is_taken():

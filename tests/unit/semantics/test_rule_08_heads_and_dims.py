@@ -1,4 +1,4 @@
-"""Rule 8: head dims 1..256, q/k and v apart; heads_q any multiple of heads_kv; every dtype."""
+"""Rule 8: head dims 1..576, q/k and v apart; heads_q any multiple of heads_kv; every dtype."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from fovea.testing.inputs import Shape, dense_qkv
 from fovea.testing.problems import check_reference, dense_problem
 from fovea.testing.spelled_out import band, spelled_out
 
-DIMS = [1, 2, 7, 8, 16, 31, 64, 80, 96, 127, 128, 192, 255, 256]
+DIMS = [1, 2, 7, 8, 16, 31, 64, 80, 96, 127, 128, 192, 255, 256, 512]
 
 
 def _check(shape):
@@ -30,7 +30,9 @@ def test_equal_head_dims(head_dim):
     _check(Shape(batch=1, seqlen_q=9, seqlen_kv=11, heads_q=2, head_dim=head_dim))
 
 
-@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(192, 128), (128, 192), (1, 256), (65, 3)])
+@pytest.mark.parametrize(
+    ("head_dim", "head_dim_v"), [(192, 128), (128, 192), (1, 256), (65, 3), (576, 512)]
+)
 def test_head_dim_of_v_may_differ(head_dim, head_dim_v):
     _check(Shape(batch=2, seqlen_q=9, heads_q=2, head_dim=head_dim, head_dim_v=head_dim_v))
 

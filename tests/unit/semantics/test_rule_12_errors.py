@@ -82,9 +82,9 @@ def test_bad_tensor_raises_and_names_itself(change, match):
     assert len(str(caught.value)) > 40
 
 
-def test_head_dim_above_256_raises():
-    q, k, v = dense_qkv(Shape(seqlen_q=2, head_dim=264))
-    with pytest.raises((ValueError, UnsupportedError), match=r"head_dim.*264.*256"):
+def test_head_dim_above_576_raises():
+    q, k, v = dense_qkv(Shape(seqlen_q=2, head_dim=584))
+    with pytest.raises((ValueError, UnsupportedError), match=r"head_dim.*584.*576"):
         fovea.attention(q, k, v)
 
 

@@ -16,7 +16,8 @@ class TileOrder(NamedTuple):
 
     Tiles come longest first (the last query tile of every head before the one above it) inside a
     section of heads whose K and V fit the L2 cache together. With `num_splits` the parts of a query
-    tile's keys are tiles of their own, one after the other; `heads` are then those of K and V.
+    tile are tiles of their own, one after the other: parts of its keys, where `heads` are those of
+    K and V, or slices of V's columns.
     """
 
     num_m_tiles: cutlass.Int32
@@ -41,7 +42,7 @@ def num_tiles(order: TileOrder) -> cutlass.Int32:
 
 
 def split_of(tile_number: cutlass.Int32, order: TileOrder) -> cutlass.Int32:
-    """Return which part of its keys a tile works on."""
+    """Return which part of its keys, or which slice of V, a tile works on."""
     if order.num_splits is None:
         return cutlass.Int32(0)
     return tile_number - tile_number // order.num_splits * order.num_splits

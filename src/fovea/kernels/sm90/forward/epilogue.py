@@ -43,7 +43,7 @@ class Finish(NamedTuple):
     thread: cutlass.Int32  # in this warpgroup
     consumer: cutlass.Int32
     is_redo: cutlass.Int32
-    split: cutlass.Int32  # which part of the keys, in packed plans
+    split: cutlass.Int32  # which part of the keys in packed plans, else which slice of V
     slot: cutlass.Int32  # of the announcement, and of its row flags
     q_stage: cutlass.Int32  # of this warpgroup's Q, where O is staged
 
@@ -136,7 +136,10 @@ def _write_tile(
 def _write_row_numbers(
     plan: cutlass.Constexpr, outputs: Outputs, state, finish: Finish, row: cutlass.Constexpr
 ):
-    """Write lse and maximum of one row; one of the four lanes that share it does."""
+    """Write lse and maximum of one row; one of the four lanes that share it does.
+
+    Every slice of V has the same numbers, bit for bit; the first writes them.
+    """
     q_idx = finish.first_row + row_in_warpgroup(finish.thread, row)
     walk = finish.walk
     if cutlass.const_expr(plan.features.varlen):
@@ -145,6 +148,8 @@ def _write_row_numbers(
     else:
         num_rows = outputs.mLSE.shape[2]
         place = (walk.batch, walk.head, q_idx)
+    if cutlass.const_expr(plan.v_slices > 1):
+        num_rows = select(finish.split == 0, num_rows, cutlass.Int32(0))
     if finish.thread % 4 == 0 and q_idx < num_rows:
         outputs.mLSE[place] = state.row_sum[row]
         if cutlass.const_expr(plan.features.max_score):
@@ -169,6 +174,7 @@ def _write_rows(
     if warp_in_group == 0:
         cute.arch.cp_async_bulk_wait_group(0)
     warpgroup_barrier(finish.consumer)
+    first_column = _slice(plan, finish) * plan.head_dim_v
     columns = outputs.mO_rows.shape[-1]
     dtype = element_type(plan)
     for row in cutlass.range_constexpr(ROWS_PER_THREAD):
@@ -181,11 +187,16 @@ def _write_rows(
             _write_row_numbers(plan, outputs, state, finish, row)
             gO = _row_of(plan, outputs, finish.walk, q_idx)
             for column in cutlass.range_constexpr(columns_per_thread(acc_o)):
-                d_idx = column_of_register(column) + 2 * (finish.thread % 4)
+                d_idx = first_column + column_of_register(column) + 2 * (finish.thread % 4)
                 if d_idx < columns:
                     value = acc_o[register_idx(row, column)].to(dtype)
                     gO[d_idx] = value
     free_unused(plan, shared, finish.consumer, finish.q_stage)
+
+
+def _slice(plan, finish: Finish) -> cutlass.Int32 | int:
+    """Return which slice of V a tile is of."""
+    return 0 if plan.v_slices == 1 else finish.split
 
 
 def _row_of(plan, outputs: Outputs, walk: Walk, q_idx: cutlass.Int32) -> cute.Tensor:
@@ -242,7 +253,7 @@ def _store_output(plan: cutlass.Constexpr, outputs: Outputs, shared: SharedTiles
         gO = cute.local_tile(
             mO,
             (WARPGROUP_ROWS, plan.head_dim_v),
-            (walk.m_idx * plan.num_consumers + finish.consumer, 0),
+            (walk.m_idx * plan.num_consumers + finish.consumer, _slice(plan, finish)),
         )
         tOsO, tOgO = cpasync.tma_partition(
             outputs.atom_o,

@@ -154,6 +154,8 @@ class ForwardKernel:
             packing = Packing(mQ, group_size, Partials(*partials))
             num_splits = packing.partials.num_splits
             heads, heads_a_row = mK.shape[-2], group_size
+        elif cutlass.const_expr(plan.v_slices > 1):
+            num_splits = cutlass.Int32(plan.v_slices)
         if cutlass.const_expr(plan.features.varlen):
             words, page_table, *where = sequences
             total_kv = mK.shape[0]

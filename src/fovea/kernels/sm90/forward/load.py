@@ -66,11 +66,21 @@ def run(plan: cutlass.Constexpr, problem: Problem, tma: TmaLoads, shared: Shared
             drawn = fresh
             if is_fresh:
                 drawn = _draw(plan, problem, rank, fresh)
-            load_tile(plan, problem, tma, shared, part, walk, q_use, kv_use)
+            its = _slice_of_v(plan, problem, tma, tile_number)
+            load_tile(plan, problem, its, shared, part, walk, q_use, kv_use)
             kv_use += uses_of(plan, walk)
             q_use += plan.num_consumers
             if is_fresh:
                 fresh = _drawn(plan, drawn)
+
+
+def _slice_of_v(plan, problem: Problem, tma: TmaLoads, tile_number: cutlass.Int32) -> TmaLoads:
+    """Return the loads of a query tile, whose V begins at the first column of its slice."""
+    if plan.v_slices == 1:
+        return tma
+    column = split_of(cutlass.max(tile_number, 0), problem.order) * plan.head_dim_v
+    behind = (0,) * (cute.rank(tma.mV) - 1)
+    return tma._replace(mV=cute.domain_offset((column, *behind), tma.mV))
 
 
 def _share(plan, problem: Problem, tile_number: cutlass.Int32) -> Share | None:
