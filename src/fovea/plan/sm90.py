@@ -27,9 +27,9 @@ ELEMENT_BYTES = 2
 # Registers per thread of (producer, consumers) by number of consumer warpgroups: what a CTA gets at
 # launch, moved from the producer, whose TMA loop needs few, to the consumers.
 _REGISTERS = {1: (56, 256), 2: (24, 240), 3: (32, 160), 4: (32, 112)}
-# Walking block lists takes the producer more registers than a plain range; with packed sequences
-# the consumers need them more.
-_REGISTERS_BLOCK_LISTS = {1: (56, 256), 2: (40, 232), 3: (56, 152)}
+# Walking block lists takes the producer more registers than a plain range, and so do slices of V;
+# with packed sequences and block lists the consumers need them more.
+_REGISTERS_MORE_LOADS = {1: (56, 256), 2: (40, 232), 3: (56, 152)}
 WORK_WORDS_LIMIT = 32  # 32-bit words of an announcement, at most
 WORK_STAGES = 2  # query tiles announced ahead: one being computed, one being loaded
 
@@ -94,7 +94,7 @@ class ForwardPlan:
     def roles(self) -> tuple[Role, ...]:
         """The producer warpgroup first, then the consumers."""
         is_listed = self.features.block_lists and not self.features.varlen
-        table = _REGISTERS_BLOCK_LISTS if is_listed else _REGISTERS
+        table = _REGISTERS_MORE_LOADS if is_listed or self.v_slices > 1 else _REGISTERS
         producer, consumer = table[self.num_consumers]
         return (
             Role(name="load", first_warpgroup=0, num_warpgroups=1, registers=producer),
