@@ -34,7 +34,11 @@ def _ranges(b, h, q_idx, kv_idx):
 def _problem(
     sizes: tuple[int, int], head_dims: tuple[int, int], dtype: str = "bf16", **options
 ) -> AttentionProblem:
-    """Return a call of two heads; with `falling` the maximum of every row moves."""
+    """Return a call of two heads.
+
+    With `falling` the maximum of every row moves; with `huge_from` O overflows from that column of
+    V on unless the reference moves along.
+    """
     q, k, v = dense_qkv(
         Shape(
             seqlen_q=sizes[0],
@@ -47,6 +51,8 @@ def _problem(
         dtype=DTYPES[dtype],
     )
     falling = options.pop("falling", 0.0)
+    huge_from = options.pop("huge_from", head_dims[1])
+    v[..., huge_from:] *= 1e30
     if falling:
         q = q.abs()
         k = k.abs() * torch.linspace(falling, -falling, sizes[1])[None, :, None, None].to(k.dtype)
@@ -61,6 +67,7 @@ CASES = {
     "64 512 fp16": ((130, 150), (64, 512), "fp16", {}),
     "64 512 pairs": ((257, 170), (64, 512), "bf16", {}),
     "64 512 redo": ((70, 200), (64, 512), "bf16", {"falling": -40.0}),
+    "64 512 redo of one slice": ((70, 200), (64, 512), "bf16", {"falling": 3.0, "huge_from": 300}),
     "64 512 sink": ((129, 31), (64, 512), "bf16", {"causal": True, "sink": _SINK}),
     "64 512 max_score": ((65, 129), (64, 512), "bf16", {"wants_max_score": True}),
     "512": ((70, 100), (512, 512), "bf16", {}),
@@ -110,6 +117,20 @@ def test_every_schedule_is_silent_and_gives_the_same_bits(name: str) -> None:
         other = _run(problem, seed, (2, 4, 132)[seed % 3])
         assert torch.equal(other.out, first.out)
         assert torch.equal(other.lse, first.lse)
+
+
+@pytest.mark.slow
+def test_a_slice_whose_output_overflows_is_redone_alone() -> None:
+    sizes, head_dims, dtype, options = CASES["64 512 redo of one slice"]
+    flops = []
+    for huge_from in (512, 300, 0):
+        problem = _problem(sizes, head_dims, dtype, **(options | {"huge_from": huge_from}))
+        result, launches = emulate(problem, SM90, num_sms=2)
+        check_forward(problem, result)
+        flops.append(launches[0].counters["mma_flops.bf16"])
+    none, one, both = flops
+    assert both == 2 * none
+    assert 2 * one == none + both
 
 
 @pytest.mark.parametrize(
