@@ -7,7 +7,8 @@ from cutlass import cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from exp2_variant import THREADS, Exp2Variant
 
-from fovea.kernels.sm100.exp2 import exp2_pair
+from fovea.kernels.sm100.exp2 import distance, exp2_pair
+from fovea.plan.numerics import EXP2_HIGHEST, EXP2_SPAN
 
 
 def host(variant: Exp2Variant) -> Any:
@@ -19,7 +20,9 @@ def host(variant: Exp2Variant) -> Any:
         block, _, _ = cute.arch.block_idx()
         i = 2 * (block * THREADS + thread)
         if i < x.shape[0]:
-            power = exp2_pair((x[i], x[i + 1]))
+            scale = cutlass.Float32(-1.0 / EXP2_SPAN)
+            offset = cutlass.Float32(EXP2_HIGHEST / EXP2_SPAN)
+            power = exp2_pair((distance(x[i], scale, offset), distance(x[i + 1], scale, offset)))
             out[i] = power[0]
             out[i + 1] = power[1]
 

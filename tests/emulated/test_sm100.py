@@ -1,5 +1,6 @@
 """The Blackwell forward on the emulator: right, silent under every schedule, fitting its plan."""
 
+import math
 import time
 
 import pytest
@@ -13,7 +14,9 @@ from fovea.compile.compiler import compile_variant
 from fovea.compile.target import CompileTarget
 from fovea.compile.variant import ForwardVariant
 from fovea.emulator import Options
+from fovea.kernels.sm100.forward.rows import software_pairs
 from fovea.plan import select
+from fovea.plan.numerics import LN_2
 from fovea.problem import AttentionProblem, ForwardResult, Request, make_dense
 from fovea.runtime.emulated import emulate
 from fovea.testing.inputs import Shape, dense_qkv
@@ -30,6 +33,7 @@ QUICK = (
     "packed pages of 24 causal",
 )
 DELAYS = ("random", "eager", "late")
+_FLAT = Shape(seqlen_q=129, seqlen_kv=300, heads_q=1, heads_kv=1, head_dim=64)
 
 
 def _problem(shape: Shape, dtype: torch.dtype) -> AttentionProblem:
@@ -92,6 +96,24 @@ def test_every_schedule_is_silent_and_gives_the_same_bits(name: str, seeds: int)
         assert torch.equal(other.lse, first.lse)
 
 
+@pytest.mark.parametrize("powers", [70.0, 90.0, 300.0, float("nan"), float("inf")])
+def test_score_that_a_software_exponential_alone_sees_is_noticed(powers: float) -> None:
+    # One key, in the KV tile that is walked last, in a column of the FMA pipe.
+    key = 2 * min(software_pairs(select.forward_plan(_problem(_FLAT, torch.bfloat16), SM100)))
+    q, k, v = dense_qkv(_FLAT, dtype=torch.bfloat16)
+    score = powers * LN_2
+    q, k = torch.ones_like(q), torch.zeros_like(k)
+    k[0, key] = score / _FLAT.head_dim**0.5
+    result, _ = emulate(make_dense(q, k, v, Request(wants_lse=True)), SM100)
+    if math.isfinite(score):
+        assert torch.equal(result.out, v[:, key : key + 1].expand_as(result.out))
+        # k is rounded to 8 bits.
+        assert (result.lse / score - 1).abs().max() < 2**-8
+    else:
+        assert result.out.isnan().all()
+        assert result.lse.isnan().all()
+
+
 def test_one_head_of_256_by_512_is_emulated_within_30_seconds() -> None:
     shape = Shape(seqlen_q=256, seqlen_kv=512, heads_q=1, heads_kv=1, head_dim=128)
     problem = _problem(shape, torch.bfloat16)
@@ -147,4 +169,4 @@ def test_packed_kernels_use_no_local_memory(name, arch) -> None:
 def test_share_of_software_exponentials_follows_the_architecture() -> None:
     problem = _problem(Shape(seqlen_q=4), torch.bfloat16)
     plans = [select.forward_plan(problem, arch_named(name)) for name in ("sm100", "sm103")]
-    assert [plan.software_columns for plan in plans] == [4, 0]
+    assert [plan.software_columns for plan in plans] == [6, 0]

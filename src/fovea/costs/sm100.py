@@ -80,6 +80,7 @@ def graph_of(plan: ForwardPlan) -> Graph:
         parts=(plan.k_parts, plan.v_parts),
         p_parts=plan.p_parts,
         pair=plan.cluster,
+        shares_ring=plan.shares_ring,
         skips_hidden=bool(features.limit_left or features.limit_right),
     )
 

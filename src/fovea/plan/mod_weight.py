@@ -1,14 +1,16 @@
 """Whether the mods of a variant leave registers for a wide tile of scores.
 
-Lives here: the rule, from the variants of `tests/compile/test_spills.py` that kept numbers in local
-memory beside 128 keys and do not beside 64. Not here: tile shapes (`sm90.py`). Invariant: a
-function of the features alone.
+Lives here: the rules, from the variants of `tests/compile/test_spills*.py` that kept numbers in
+local memory beside 128 keys (Hopper), or spelled out for them (Blackwell), and do not otherwise.
+Not here: what a plan makes of it (`sm90.py`, `sm100.py`). Invariant: a function of the features
+alone.
 """
 
 from fovea.mods.graph import Graph
 from fovea.plan.features import ForwardFeatures
 
 _MOST_NODES = 25
+_MOST_SPELLED_OUT_NODES = 20  # for all columns of a chunk
 _MOST_LOADS = 2
 _MOST_AXES = 2  # of a tensor whose places cost few registers
 # Functions that the compiler spells out in many instructions.
@@ -29,6 +31,26 @@ def are_heavy(features: ForwardFeatures) -> bool:
         sum(len(graph.nodes) for graph in graphs) > _MOST_NODES
         or sum(map(_num_loads, graphs)) > _MOST_LOADS
         or any(_has_heavy_node(graph) for graph in graphs)
+    )
+
+
+def fill_registers(features: ForwardFeatures) -> bool:
+    """Return whether mods need too many registers to be spelled out for many columns at a time.
+
+    On Blackwell, where a thread has a whole row: those that are heavy, of many nodes, or read a
+    captured tensor for each key.
+    """
+    has_many_nodes = sum(len(graph.nodes) for graph in features.graphs) > _MOST_SPELLED_OUT_NODES
+    reads_keys = any(_loads_by_key(graph) for graph in features.graphs)
+    return are_heavy(features) or has_many_nodes or reads_keys
+
+
+def _loads_by_key(graph: Graph) -> bool:
+    depends: list[bool] = []
+    for node in graph.nodes:
+        depends.append(node.op == "kv_idx" or any(depends[arg] for arg in node.args))
+    return any(
+        node.op == "load" and by_key for node, by_key in zip(graph.nodes, depends, strict=True)
     )
 
 

@@ -26,7 +26,13 @@ EXP2_COEFFICIENTS = (
     0.013426684774458408,
 )
 EXP2_RELATIVE_ERROR = 2.897e-6  # largest on [0, 1), in exact arithmetic
-EXP2_LOWEST = -127.0  # arguments are clamped here, where the float32 exponent field reaches 0
+# An argument x reaches the software exponential as (EXP2_HIGHEST - x) / EXP2_SPAN, rounded, which
+# an instruction can hold between 0 and 1 at no cost. So x is held between -63 and 65: one unit
+# above the lowest the power is 0, and NaN becomes the highest. Half a unit in the last place of a
+# number near 1/2, where x = 0 lies, is an error of the argument, in a relative one of the power.
+EXP2_HIGHEST = 65.0
+EXP2_SPAN = 128.0
+EXP2_ARGUMENT_ERROR = 2.0**-25 * EXP2_SPAN * LN_2
 
 # KV columns of one step of the online softmax in the reference, unless a caller asks for another
 # kernel's tile: the tile of most sm_90a plans, and torch's default block of a BlockMask.
@@ -37,6 +43,8 @@ REFERENCE_TILE_N = 128
 # have come near the bfloat16 limit of 2^128. Nor may the sum be less than the second number, which
 # keeps the largest of 2^40 terms, and what is 2^-22 of it, above the least normal number 2^-126.
 OPTIMISTIC_SUM_LIMIT = 2.0**100
+# The same where exponentials are done in software, whose highest is 2^EXP2_HIGHEST.
+SOFTWARE_SUM_LIMIT = 2.0**64
 OPTIMISTIC_SUM_LEAST = 2.0**-64
 
 # tanh(x) = x (1 + c1 x^2 + ... + c5 x^10) for |x| <= 1, float32, by the same script: what bfloat16

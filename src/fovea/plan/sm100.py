@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import Literal
 
+from fovea.plan import mod_weight
 from fovea.plan.combine import CombinePlan
 from fovea.plan.features import ForwardFeatures
 from fovea.plan.pipeline import BARRIER_BYTES, Edge
@@ -23,6 +24,7 @@ from fovea.plan.sm100_tiles import (
     STREAMS,
     forward_tile,
     software_columns,
+    tensor_regions,
 )
 from fovea.plan.tensor_memory import TensorRegion, check_regions
 
@@ -34,12 +36,12 @@ WORK_STAGES = 2  # query tiles announced ahead: one being computed, one being lo
 
 # Registers per thread by role; four warpgroups of 128 on average. A softmax thread holds a whole
 # row of S (128) where it looks for the maximum, the epilogue two chunks of O.
-_REGISTERS = {"softmax": 192, "epilogue": 80, "issue": 48}
+_REGISTERS = {"softmax": 200, "epilogue": 80, "issue": 32}
 # Where streams share their rows, a chunk of O of each is joined.
-_REGISTERS_OF_SHARED_ROWS = {"softmax": 184, "epilogue": 96, "issue": 48}
+_REGISTERS_OF_SHARED_ROWS = {"softmax": 192, "epilogue": 96, "issue": 32}
 # Columns of 32 whose exponentials go to the FMA pipe: on sm_100a the exponential unit takes as long
 # as the products at head_dim 128 (16 results a clock and SM); sm_103a's is twice as fast.
-SOFTWARE_COLUMNS = {"sm100": 4, "sm103": 0}
+SOFTWARE_COLUMNS = {"sm100": 6, "sm103": 0}
 LOAD_WARP, MMA_WARP = 0, 1  # of the issue role's warps
 FIRST_QUERY_WARP, QUERY_WARPS = 2, 2  # the others: idle, or loading Q where heads are packed
 
@@ -88,6 +90,9 @@ class ForwardPlan:
     v_parts: int
     k_stages: int
     v_stages: int
+    # Parts of K and V take the stages of one ring in turn, `k_stages` of them, in the order in
+    # which the products use them: K of a tile, then V.
+    shares_ring: bool
     # Columns of each chunk of S whose exponential is a polynomial; by position alone, so that a
     # row's bits never depend on what kind of tile it meets.
     software_columns: int
@@ -98,6 +103,9 @@ class ForwardPlan:
     splits_columns: bool = False
     packs_heads: bool = False
     page_box: int = 0  # rows of K that one copy takes from a page; 0: keys are not paged
+    # Mods are evaluated in a loop over chunks of S, not all spelled out: what many columns need at
+    # a time does not fit in registers.
+    loops_over_chunks: bool = False
     features: ForwardFeatures = field(default_factory=ForwardFeatures)
 
     def __post_init__(self) -> None:
@@ -106,10 +114,17 @@ class ForwardPlan:
         assert self.head_dim % (64 * self.k_parts) == 0 and self.head_dim_v % 64 == 0
         assert self.tile_n % (16 * self.v_parts) == 0, self.v_parts
         assert self.k_stages >= self.k_parts and self.v_stages >= self.v_parts
+        if self.shares_ring:
+            # K of a tile is loaded while V of the one before is still in use.
+            assert not self.splits_keys and self.v_stages == self.k_stages >= self.tile_parts
+            assert self.k_rows * self.head_dim // self.k_parts == (
+                self.tile_n * self.v_columns // self.v_parts
+            )
         assert sum(self.p_parts) == self.tile_n, self.p_parts
         assert all(part % CHUNK_COLUMNS == 0 for part in self.p_parts), self.p_parts
         # Both warpgroups may rescale O, so no part of P may be multiplied before all is there.
         assert not self.splits_columns or (self.splits_keys and len(self.p_parts) == 1)
+        assert not self.loops_over_chunks or len(self.p_parts) == 1, self.p_parts
         assert self.cluster in (1, 2), self.cluster
         if self.cluster > 1:
             # Its half of V is whole blocks of 64 columns. Block lists belong to 128 rows.
@@ -166,25 +181,15 @@ class ForwardPlan:
         in whole warpgroups.
         """
         registers = _REGISTERS_OF_SHARED_ROWS if self.splits_keys else _REGISTERS
-        return (
+        places = {"softmax": (0, STREAMS), "epilogue": (STREAMS, 1), "issue": (STREAMS + 1, 1)}
+        return tuple(
             Role(
-                name="softmax",
-                first_warpgroup=0,
-                num_warpgroups=STREAMS,
-                registers=registers["softmax"],
-            ),
-            Role(
-                name="epilogue",
-                first_warpgroup=STREAMS,
-                num_warpgroups=1,
-                registers=registers["epilogue"],
-            ),
-            Role(
-                name="issue",
-                first_warpgroup=STREAMS + 1,
-                num_warpgroups=1,
-                registers=registers["issue"],
-            ),
+                name=name,
+                first_warpgroup=first,
+                num_warpgroups=count,
+                registers=registers[name],
+            )
+            for name, (first, count) in places.items()
         )
 
     @property
@@ -202,18 +207,38 @@ class ForwardPlan:
 
     @property
     def k_edge(self) -> Edge:
-        """K tiles, read by the products of both streams."""
-        return self._tma_edge("k", self.k_stages, self.k_rows * self.head_dim // self.k_parts)
+        """K tiles, read by the products of both streams; V tiles, too, if they share the ring."""
+        name = "kv" if self.shares_ring else "k"
+        return self._tma_edge(name, self.k_stages, self.k_rows * self.head_dim // self.k_parts)
 
     @property
     def v_edge(self) -> Edge:
         """V tiles, read by the products of both streams."""
+        if self.shares_ring:
+            return self.k_edge
         return self._tma_edge("v", self.v_stages, self.tile_n * self.v_columns // self.v_parts)
 
     @property
     def kv_stages(self) -> int:
         """Whole tiles of K and V that shared memory holds."""
+        if self.shares_ring:
+            return self.k_stages // self.tile_parts
         return min(self.k_stages // self.k_parts, self.v_stages // self.v_parts)
+
+    @property
+    def tile_parts(self) -> int:
+        """Parts that K and V of a tile come in."""
+        return self.k_parts + self.v_parts
+
+    def k_use(self, tile: int, part: int) -> int:
+        """Return which use of its ring a part of the tile-th K tile is."""
+        return tile * (self.tile_parts if self.shares_ring else self.k_parts) + part
+
+    def v_use(self, tile: int, part: int) -> int:
+        """Return which use of its ring a part of the tile-th V tile is: in one of both behind K."""
+        if self.shares_ring:
+            return self.k_use(tile, self.k_parts + part)
+        return tile * self.v_parts + part
 
     def _tma_edge(self, name: str, stages: int, elements: int) -> Edge:
         # The only consumer is the tensor cores, whose commit arrives once.
@@ -234,7 +259,8 @@ class ForwardPlan:
     @property
     def edges(self) -> tuple[Edge, ...]:
         """Rings in shared memory, in the order of their barriers."""
-        return (self.q_edge, self.k_edge, self.v_edge, self.work_edge)
+        kv = (self.k_edge,) if self.shares_ring else (self.k_edge, self.v_edge)
+        return (self.q_edge, *kv, self.work_edge)
 
     @property
     def signals(self) -> tuple[Signal, ...]:
@@ -279,29 +305,10 @@ class ForwardPlan:
 
     @property
     def tensor_regions(self) -> tuple[TensorRegion, ...]:
-        """The map of tensor memory.
-
-        P takes the lower half of its S, or of each half of it that a warpgroup owns: a thread that
-        has read a chunk of S may write P of that chunk, which lies in columns already read.
-        """
-        first_o = STREAMS * self.tile_n
-        regions: list[TensorRegion] = []
-        for stream in range(STREAMS):
-            first_s = stream * self.tile_n
-            regions.append(TensorRegion(name=f"s{stream}", first=first_s, columns=self.tile_n))
-            for half, name in enumerate(("p", "p_upper")[: self.tile_n // self.softmax_columns]):
-                regions.append(
-                    TensorRegion(
-                        name=f"{name}{stream}",
-                        first=first_s + half * self.softmax_columns,
-                        columns=self.softmax_columns * ELEMENT_BYTES // 4,
-                        aliases=f"s{stream}",
-                    )
-                )
-        for output in range(self.num_outputs):
-            first = first_o + output * self.head_dim_v
-            regions.append(TensorRegion(name=f"o{output}", first=first, columns=self.head_dim_v))
-        return tuple(regions)
+        """The map of tensor memory."""
+        return tensor_regions(
+            self.tile_n, self.softmax_columns, self.head_dim_v, num_outputs=self.num_outputs
+        )
 
     def column(self, region: str, stream: int = 0) -> int:
         """Return the first column of a stream's region: "s", "p" or "o"."""
@@ -435,11 +442,12 @@ class ForwardPlan:
         return (
             f"sm100 forward {self.dtype} tile {self.tile_m}x{self.tile_n} head_dim {self.head_dim} "
             f"head_dim_v {self.head_dim_v} stages {self.k_stages} {self.v_stages} "
+            f"shares_ring {self.shares_ring} "
             f"parts {self.k_parts} {self.v_parts} {self.p_parts} stages_o {self.stages_o} "
             f"software_columns {self.software_columns} "
             f"splits_keys {self.splits_keys} splits_columns {self.splits_columns} "
             f"cluster {self.cluster} packs_heads {self.packs_heads} "
-            f"page_box {self.page_box}\n"
+            f"page_box {self.page_box} loops_over_chunks {self.loops_over_chunks}\n"
             f"{self.features.key_text()}"
         )
 
@@ -462,18 +470,26 @@ def make_forward_plan(
     cluster = 2 if is_pair else 1
     shape = forward_tile(
         head_dims,
+        splits_keys=splits_keys,
         joins_maxima=splits_keys and features.max_score,
         writes_rows=packs_heads or features.varlen,
         cluster=cluster,
     )
+    loops_over_chunks = mod_weight.fill_registers(features)
+    num_software = software_columns(head_dims, SOFTWARE_COLUMNS[arch])
+    if loops_over_chunks:
+        shape = shape._replace(p_parts=(shape.tile_n,))  # P is told once
+    if loops_over_chunks or features.softcap or features.explicit_scale:
+        num_software = 0  # scores keep the FMA pipe and the registers busy enough
     return ForwardPlan(
         dtype=dtype,
         head_dim=head_dims[0],
         head_dim_v=head_dims[1],
-        software_columns=software_columns(head_dims, SOFTWARE_COLUMNS[arch]),
+        software_columns=num_software,
         splits_keys=splits_keys or shape.splits_columns,
         packs_heads=packs_heads,
         page_box=0 if page_size is None else gcd(page_size, shape.tile_n),
+        loops_over_chunks=loops_over_chunks,
         cluster=cluster,
         features=features,
         **shape._asdict(),

@@ -1,11 +1,13 @@
 """Tile shapes of the Blackwell forward: what fits an SM at which head dimensions.
 
-Lives here: the machine's sizes, `TileShape`, and the arithmetic that finds it. Not here: what a
-plan makes of it (`sm100.py`). Invariant: a shape leaves room for barriers, announcements and row
-statistics; the plan checks the sum.
+Lives here: the machine's sizes, `TileShape`, the arithmetic that finds it, and the map of tensor
+memory. Not here: what a plan makes of it (`sm100.py`). Invariant: a shape leaves room for barriers,
+announcements and row statistics; the plan checks the sum.
 """
 
 from typing import NamedTuple
+
+from fovea.plan.tensor_memory import TensorRegion
 
 SHARED_BYTES_PER_CTA = 232448  # 227 KiB, the opt-in limit of compute capability 10.0
 SHARED_ALIGNMENT = 1024  # a 128-byte swizzle atom spans 8 rows of 128 bytes
@@ -34,6 +36,7 @@ class TileShape(NamedTuple):
     v_parts: int
     k_stages: int
     v_stages: int
+    shares_ring: bool
     p_parts: tuple[int, ...]
     stages_o: bool
 
@@ -41,13 +44,16 @@ class TileShape(NamedTuple):
 def forward_tile(
     head_dims: tuple[int, int],
     *,
+    splits_keys: bool = False,
     joins_maxima: bool = False,
     writes_rows: bool = False,
     cluster: int = 1,
 ) -> TileShape:
     """Return the tile shape of (head_dim, head_dim_v) already rounded up.
 
-    In a cluster of two CTAs each holds half of every K and V tile. With `writes_rows` O never goes
+    In a cluster of two CTAs each holds half of every K and V tile. Where parts of K and V have the
+    same bytes, they share a ring, unless the streams share their rows (`splits_keys`), whose
+    products use K and V in another order where a query tile ends. With `writes_rows` O never goes
     through shared memory: packed heads lie apart, packed sequences end anywhere.
 
     Tensor memory has 512 columns for S and O of both streams. Up to 128 columns of V two S of 128
@@ -63,10 +69,20 @@ def forward_tile(
     # O goes straight to global memory where its tile would take a stage of K or V.
     stages_o = max(head_dims) <= 128 and not writes_rows
     room -= STREAM_ROWS * head_dim_v * ELEMENT_BYTES * stages_o
+    keys = tile_n // cluster
+    k_parts, v_parts, k_stages, v_stages = _kv_stages(room, keys, head_dims)
+    has_equal_parts = head_dim * v_parts == head_dim_v * k_parts
+    shares_ring = k_parts > 1 and has_equal_parts and not (splits_keys or splits_columns)
+    if shares_ring:
+        k_stages = v_stages = k_stages + v_stages
     return TileShape(
         tile_n,
         splits_columns,
-        *_kv_stages(room, tile_n // cluster, head_dims),
+        k_parts,
+        v_parts,
+        k_stages,
+        v_stages,
+        shares_ring,
         p_parts=(tile_n,) if splits_columns else (tile_n - CHUNK_COLUMNS, CHUNK_COLUMNS),
         stages_o=stages_o,
     )
@@ -102,3 +118,31 @@ def _kv_stages(room: int, keys: int, head_dims: tuple[int, int]) -> tuple[int, i
 def software_columns(head_dims: tuple[int, int], share: int) -> int:
     """Return how many columns of a chunk are exponentiated in software, at most `share`."""
     return share if 4 * sum(head_dims) < _SPARE_CLOCKS else 0
+
+
+def tensor_regions(
+    tile_n: int, softmax_columns: int, head_dim_v: int, *, num_outputs: int
+) -> tuple[TensorRegion, ...]:
+    """Return the map of tensor memory: S and P of both streams, and O.
+
+    P takes the lower half of its S, or of each half of it that a warpgroup owns: a thread that has
+    read a chunk of S may write P of that chunk, which lies in columns already read.
+    """
+    first_o = STREAMS * tile_n
+    regions: list[TensorRegion] = []
+    for stream in range(STREAMS):
+        first_s = stream * tile_n
+        regions.append(TensorRegion(name=f"s{stream}", first=first_s, columns=tile_n))
+        for half, name in enumerate(("p", "p_upper")[: tile_n // softmax_columns]):
+            regions.append(
+                TensorRegion(
+                    name=f"{name}{stream}",
+                    first=first_s + half * softmax_columns,
+                    columns=softmax_columns * ELEMENT_BYTES // 4,
+                    aliases=f"s{stream}",
+                )
+            )
+    for output in range(num_outputs):
+        first = first_o + output * head_dim_v
+        regions.append(TensorRegion(name=f"o{output}", first=first, columns=head_dim_v))
+    return tuple(regions)

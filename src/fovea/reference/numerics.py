@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fovea.plan.numerics import (
     EXP2_COEFFICIENTS,
-    EXP2_LOWEST,
+    EXP2_HIGHEST,
+    EXP2_SPAN,
     LN_2,
     LOG2_E,
     OPTIMISTIC_SUM_LEAST,
@@ -122,23 +123,25 @@ def log_sum(reference: Tensor, row_sum: Tensor) -> Tensor:
 
 
 def exp2_polynomial(x: Tensor) -> Tensor:
-    """Return 2**x by the kernels' polynomial, for fp32 x; at or below -127 the result is 0.
+    """Return 2**x by the kernels' polynomial, for fp32 x; below -62 the result is 0.
 
-    Floor and fraction split x, a polynomial gives 2**fraction, and the floor goes into
-    the exponent field. +inf and NaN are not inputs: a row's reference keeps x finite and small.
+    x is rounded as its distance from the highest value that there is, 65, and held there and 128
+    below. Floor and fraction split it, a polynomial gives 2**fraction, and the floor goes into the
+    exponent field. What is above, and NaN, gives 2**65, by which the kernels know it.
 
     Raises:
         TypeError: x is not float32, whose bit layout this is.
     """
     if x.dtype != torch.float32:
         raise TypeError(f"exp2_polynomial takes float32 (got {x.dtype}); use torch.exp2 instead.")
-    x = x.clamp(min=EXP2_LOWEST)
-    whole = torch.floor(x)
-    fraction = x - whole
+    distance = ((EXP2_HIGHEST - x.double()) / EXP2_SPAN).float().clamp(0.0, 1.0).nan_to_num(0.0)
+    above_lowest = EXP2_SPAN * (1.0 - distance.double())
+    whole = torch.floor(above_lowest)
+    fraction = (above_lowest - whole).float()
     mantissa = torch.zeros_like(fraction)
     for coefficient in reversed(EXP2_COEFFICIENTS):
         mantissa = (mantissa + coefficient) * fraction
     mantissa = mantissa + 1.0
-    exponent_field = whole.to(torch.int32) + FLOAT32_EXPONENT_BIAS
-    power = torch.bitwise_left_shift(exponent_field, FLOAT32_MANTISSA_BITS).view(torch.float32)
-    return mantissa * power
+    power = torch.bitwise_left_shift(whole.to(torch.int32), FLOAT32_MANTISSA_BITS)
+    rest = 2.0 ** (EXP2_HIGHEST - EXP2_SPAN + FLOAT32_EXPONENT_BIAS)
+    return mantissa * rest * power.view(torch.float32)

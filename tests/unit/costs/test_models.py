@@ -127,6 +127,8 @@ def test_graph_of_a_plan_has_its_rings_and_parts():
     graph = sm100.graph_of(plan)
     assert graph.stages == (plan.k_edge.stages, plan.v_edge.stages)
     assert graph.parts == (plan.k_parts, plan.v_parts)
+    assert graph.shares_ring
+    assert plan.shares_ring
     assert not graph.skips_hidden
     causal = make_blackwell_plan(
         "bfloat16", (128, 128), ForwardFeatures(limit_right=True), arch="sm100"

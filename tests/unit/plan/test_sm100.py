@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fovea import mods
 from fovea.arch import SM100, SM103
 from fovea.plan import draw, sm100_tiles
 from fovea.plan.features import ForwardFeatures
@@ -100,7 +101,7 @@ def test_p_of_a_half_row_lies_in_the_half_of_s_that_its_thread_read():
     [
         ((64, 64), (256, 128), (6, 5), (1, 1)),
         ((128, 128), (256, 128), (2, 2), (1, 1)),
-        ((192, 128), (256, 128), (5, 3), (3, 2)),  # 96 KiB of Q leave room for 1.6 tiles
+        ((192, 128), (256, 128), (8, 8), (3, 2)),  # one ring: 96 KiB of Q leave it 1.6 tiles
         ((192, 192), (256, 64), (3, 2), (1, 1)),  # two O of 192 columns leave S 64
         ((256, 256), (128, 128), (5, 4), (4, 4)),
         ((64, 256), (128, 128), (4, 2), (1, 1)),
@@ -152,7 +153,48 @@ def test_streams_share_their_rows_for_few_queries():
 
 def test_share_of_software_exponentials_follows_the_architecture():
     shares = [forward_plan(problem_of(300), arch).software_columns for arch in (SM100, SM103)]
-    assert shares == [4, 0]
+    assert shares == [6, 0]
+
+
+def test_parts_of_k_and_v_share_a_ring_in_their_order_of_use():
+    plan = dense_plan(192, 128)
+    assert plan.shares_ring
+    assert plan.k_edge == plan.v_edge
+    assert [edge.name for edge in plan.edges] == ["q", "kv", "work"]
+    uses = []
+    for tile in range(2):
+        uses += [plan.k_use(tile, part) for part in range(plan.k_parts)]
+        uses += [plan.v_use(tile, part) for part in range(plan.v_parts)]
+    assert uses == list(range(2 * plan.tile_parts))
+
+
+@pytest.mark.parametrize(
+    ("head_dims", "splits_keys"), [((128, 128), False), ((192, 128), True), ((256, 256), True)]
+)
+def test_k_and_v_have_rings_of_their_own_where_tiles_are_whole_or_rows_are_shared(
+    head_dims, splits_keys
+):
+    plan = make_forward_plan(
+        "bfloat16", head_dims, ForwardFeatures(), arch="sm100", splits_keys=splits_keys
+    )
+    assert not plan.shares_ring
+    assert [edge.name for edge in plan.edges] == ["q", "k", "v", "work"]
+
+
+@pytest.mark.parametrize(
+    ("mod", "loops"),
+    [
+        (None, False),
+        (mods.alibi(slopes=torch.ones(4)), False),  # a captured value a row
+        (mods.relative_bias(torch.zeros(4, 257), 128), True),  # and one a key
+    ],
+)
+def test_mods_that_read_a_value_for_each_key_are_evaluated_in_a_loop(mod, loops):
+    q, k = torch.empty(1, 300, 4, 128), torch.empty(1, 300, 2, 128)
+    q, k = q.to(torch.bfloat16), k.to(torch.bfloat16)
+    plan = forward_plan(make_dense(q, k, k, Request(score_mod=mod)), SM100)
+    assert plan.loops_over_chunks == loops
+    assert (plan.software_columns, plan.p_parts) == ((0, (128,)) if loops else (6, (96, 32)))
 
 
 def test_drawing_names_every_ring_signal_and_region():

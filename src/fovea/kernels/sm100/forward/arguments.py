@@ -74,6 +74,7 @@ class Outputs(NamedTuple):
 class SharedTiles(NamedTuple):
     """Memory of the CTA: tiles with their stages last, and the barriers that guard them.
 
+    Where K and V share a ring, `sV` is the same memory as `sK`, and `v` the same ring as `k`.
     `statistics` is (plan.statistics, streams, rows): a row's sum, reference and, if the plan joins
     maxima, maximum, from the softmax to the epilogue. `maxima` is (slots, warpgroups, rows), where
     two threads share a row. `tensor_memory` is the address of the first column, known once it is

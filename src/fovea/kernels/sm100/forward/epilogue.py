@@ -32,7 +32,7 @@ from fovea.kernels.sm100.forward.rows import larger
 from fovea.kernels.sm100.forward.streams import num_rows, of_used_row, row_of, rows_of
 from fovea.kernels.sm100.signals import tell, wait
 from fovea.plan.combine import IDLE_SUM
-from fovea.plan.numerics import LN_2, LOG2_E, OPTIMISTIC_SUM_LIMIT
+from fovea.plan.numerics import LN_2, LOG2_E, OPTIMISTIC_SUM_LIMIT, SOFTWARE_SUM_LIMIT
 from fovea.plan.roles import WARPGROUP_THREADS
 from fovea.plan.sm100 import WARPS_PER_WARPGROUP
 from fovea.plan.sm100_tiles import STREAM_ROWS, STREAMS
@@ -266,7 +266,8 @@ def _judge(
 
     Its reference is one of its own scores, so its largest term is not small: it can only overflow.
     """
-    fits = row.sums.total + doubt < OPTIMISTIC_SUM_LIMIT  # false for NaN
+    limit = SOFTWARE_SUM_LIMIT if plan.software_columns > 0 else OPTIMISTIC_SUM_LIMIT
+    fits = row.sums.total + doubt < limit  # false for NaN
     # Rows past the end are never stored, so whatever became of them is right.
     is_bad = (fits ^ cutlass.Boolean(True)) & (row.place.q_idx < band.seqlen_q)
     bits = cute.arch.vote_ballot_sync(is_bad)

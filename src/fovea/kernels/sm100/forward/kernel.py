@@ -295,7 +295,8 @@ class ForwardKernel:
             with cute.arch.elect_one():
                 init_ring(shared.q, plan.q_edge)
                 init_ring(shared.k, plan.k_edge)
-                init_ring(shared.v, plan.v_edge)
+                if cutlass.const_expr(not plan.shares_ring):
+                    init_ring(shared.v, plan.v_edge)
                 init_ring(shared.work.ring, plan.work_edge)
                 init_signals(shared.signals, plan)
                 clear(shared.work, plan.work_edge)
@@ -353,10 +354,10 @@ class ForwardKernel:
         layouts = make_layouts(plan)
         smem = SmemAllocator()
         barriers = smem.allocate_array(cutlass.Int64, plan.num_barriers)
-        rings = []
+        rings = {}
         offset = 0
         for edge in plan.edges:
-            rings.append(make_ring(barriers, offset, edge))
+            rings[edge.name] = make_ring(barriers, offset, edge)
             offset += edge.num_barriers
         firsts = []
         for signal in plan.signals:
@@ -400,9 +401,16 @@ class ForwardKernel:
                 return None
             return smem.allocate_tensor(dtype, layout.outer, SHARED_ALIGNMENT, layout.inner)
 
-        tiles = [tile(layout) for layout in layouts]
-        work = WorkRing(words, flags, rings[3], sequences)
+        sQ, sK = tile(layouts.q), tile(layouts.k)
+        if plan.shares_ring:
+            start = cute.recast_ptr(sK.iterator, layouts.v.inner, dtype)
+            sV = cute.make_tensor(start, layouts.v.outer)
+        else:
+            sV = tile(layouts.v)
+        tiles = (sQ, sK, sV, tile(layouts.o))
+        kv_rings = [rings[edge.name] for edge in (plan.q_edge, plan.k_edge, plan.v_edge)]
+        work = WorkRing(words, flags, rings["work"], sequences)
         signals, unknown = Signals(*firsts), cutlass.Int32(0)
         beside = (statistics, maxima, mailbox, launches, unknown, rank)
-        shared = SharedTiles(*tiles, *rings[:3], work, signals, *beside)
+        shared = SharedTiles(*tiles, *kv_rings, work, signals, *beside)
         return shared, address

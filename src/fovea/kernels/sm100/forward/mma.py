@@ -184,7 +184,7 @@ def _scores(
             wait_full(shared.q, q_use, plan.q_edge)
         takes = (visit >= turns.begin) & (visit < turns.end)
         for part in cutlass.range_constexpr(plan.k_parts):
-            use = (place.kv_use + visit) * plan.k_parts + part
+            use = plan.k_use(place.kv_use + visit, part)
             stage = stage_of(use, plan.k_edge)
             if cutlass.const_expr(stream == 0 or plan.splits_keys):
                 wait_full(shared.k, use, plan.k_edge)
@@ -237,7 +237,7 @@ def _output(
         begin = cutlass.Int32(0) if plan.splits_columns else turns.begin
         adds = select(visit > begin, cutlass.Int32(1), cutlass.Int32(0))
         for part in cutlass.range_constexpr(plan.v_parts):
-            use = (place.kv_use + visit) * plan.v_parts + part
+            use = plan.v_use(place.kv_use + visit, part)
             stage = stage_of(use, plan.v_edge)
             if cutlass.const_expr(stream == 0 or plan.splits_keys):
                 wait_full(shared.v, use, plan.v_edge)

@@ -12,7 +12,8 @@ import cutlass
 import cutlass.cute as cute
 
 from fovea.kernels.device.ptx import pack_pair
-from fovea.kernels.sm100.exp2 import Pair, both, exp2_pair
+from fovea.kernels.sm100.exp2 import Pair, both, distance, exp2_pair
+from fovea.plan.numerics import EXP2_HIGHEST, EXP2_SPAN
 from fovea.plan.sm100_tiles import CHUNK_COLUMNS
 
 _CHAINS = 4  # of dependent maxima; one alone would wait for each result
@@ -60,11 +61,43 @@ def software_pairs(plan) -> frozenset[int]:
 
 
 class Exponents(NamedTuple):
-    """exponent = value * scale + offset + slope * column; the slope is None where it is 0."""
+    """exponent = value * scale + offset + slope * column; the slope is None where it is 0.
+
+    `below` gives the exponents' distances from the highest of the software exponential instead.
+    """
 
     scale: cutlass.Float32
     offset: cutlass.Float32
     slope: cutlass.Float32 | None = None
+    below: "Exponents | None" = None
+
+    def offsets(self, column: int) -> Pair:
+        """Return what is added to a column and to the next."""
+        if self.slope is None:
+            return both(self.offset)
+        return cute.arch.fma_packed_f32x2(
+            both(self.slope),
+            (cutlass.Float32(float(column)), cutlass.Float32(column + 1.0)),
+            both(self.offset),
+            rnd="rn",
+            ftz=False,
+        )
+
+
+def make_exponents(
+    plan, scale: cutlass.Float32, offset: cutlass.Float32, slope: cutlass.Float32 | None = None
+) -> Exponents:
+    """Return the exponents of a KV tile, in both forms where the plan has both."""
+    below = None
+    if plan.software_columns > 0:
+        unit = cutlass.Float32(-1.0 / EXP2_SPAN)
+        highest = cutlass.Float32(EXP2_HIGHEST / EXP2_SPAN)
+        below = Exponents(
+            scale * unit,
+            cute.math.fma(offset, unit, highest),
+            None if slope is None else slope * unit,
+        )
+    return Exponents(scale, offset, slope, below)
 
 
 def exponentiate(
@@ -77,26 +110,21 @@ def exponentiate(
     in_software = software_pairs(plan)
     packed: list[cutlass.Int32] = []
     for pair in range(len(values) // 2):
-        offset = both(exponents.offset)
-        if exponents.slope is not None:
-            column = float(first + 2 * pair)
-            offset = cute.arch.fma_packed_f32x2(
-                both(exponents.slope),
-                (cutlass.Float32(column), cutlass.Float32(column + 1.0)),
-                offset,
-                rnd="rn",
-                ftz=False,
-            )
-        x = cute.arch.fma_packed_f32x2(
-            (values[2 * pair], values[2 * pair + 1]),
-            both(exponents.scale),
-            offset,
-            rnd="rn",
-            ftz=False,
-        )
+        column = first + 2 * pair
+        scores = (values[2 * pair], values[2 * pair + 1])
         if pair in in_software:
-            p = exp2_pair(x)
+            below = exponents.below
+            offsets = below.offsets(column)
+            p = exp2_pair(
+                (
+                    distance(scores[0], below.scale, offsets[0]),
+                    distance(scores[1], below.scale, offsets[1]),
+                )
+            )
         else:
+            x = cute.arch.fma_packed_f32x2(
+                scores, both(exponents.scale), exponents.offsets(column), rnd="rn", ftz=False
+            )
             p = (cute.math.exp2(x[0], fastmath=True), cute.math.exp2(x[1], fastmath=True))
         total = cute.arch.add_packed_f32x2(total, p, rnd="rn", ftz=False)
         packed.append(pack_pair(p[0], p[1], _p_type(plan)))

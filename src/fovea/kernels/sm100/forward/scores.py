@@ -17,7 +17,6 @@ from fovea.kernels.device.mods import ModEvaluator, ModTable, Position
 from fovea.kernels.device.packing import Row
 from fovea.kernels.device.ptx import hide_unless
 from fovea.kernels.device.score import Scalars, TileKind, soft_cap
-from fovea.plan.sm100_tiles import CHUNK_COLUMNS
 
 # Captured values that may wait in registers for a chunk of S; more would spill.
 _PREFETCHED_REGISTERS = 32
@@ -67,17 +66,17 @@ class TileScores:
                 context.q_idx, self._first_column, context.band, plan.features
             )
 
-    def prefetch(self, first: int) -> None:
-        """Start what a chunk needs of captured tensors by key alone, before its S is there."""
+    def prefetch(self, first: int, columns: int) -> None:
+        """Start what columns need of captured tensors by key alone, before their S is there."""
         budget = _PREFETCHED_REGISTERS
         for evaluator in self._mods.values():
             if evaluator is None:
                 continue
-            needed = evaluator.loads_by_key * CHUNK_COLUMNS
+            needed = evaluator.loads_by_key * columns
             if needed > budget:
                 continue
             budget -= needed
-            for column in range(first, first + CHUNK_COLUMNS, 2):
+            for column in range(first, first + columns, 2):
                 evaluator.prefetch((self._position(column), self._position(column + 1)))
 
     def addend(self) -> Affine | None:

@@ -31,6 +31,7 @@ from fovea.kernels.sm100.forward.rows import (
     begin,
     exponentiate,
     larger,
+    make_exponents,
     make_state,
     maximum,
 )
@@ -55,6 +56,8 @@ from fovea.plan.roles import WARP_SIZE, WARPGROUP_THREADS
 from fovea.plan.sm100 import WARPS_PER_WARPGROUP
 from fovea.plan.sm100_tiles import CHUNK_COLUMNS, STREAM_ROWS, STREAMS
 
+# Of S, that a loop over a row takes at a time: mods that need it also need registers.
+_LOOP_COLUMNS = 16
 _FIRST_PAIR_BARRIER = 2  # named barriers of two warps that share rows; 1 is the epilogue's
 
 
@@ -249,16 +252,19 @@ def _seeking_step(
 ):
     """Exponentiate a tile, the row's maximum found first; with `moves`, past the first tile too."""
     state = this.state
-    scores = TileScores(plan, context, at, tile, this.first_column)
-    started = []
-    for first in cutlass.range_constexpr(0, plan.softmax_columns, CHUNK_COLUMNS):
-        started.append(tmem.start_load(this.s + first, CHUNK_COLUMNS))
     values = []
-    for index in cutlass.range_constexpr(len(started)):
-        chunk = tmem.finish_load(started[index])
-        values = values + scores.apply(chunk, index * CHUNK_COLUMNS)
+    if cutlass.const_expr(plan.loops_over_chunks):
+        tile_max = _maximum_in_a_loop(plan, this, context, at, tile)
+    else:
+        scores = TileScores(plan, context, at, tile, this.first_column)
+        started = []
+        for first in cutlass.range_constexpr(0, plan.softmax_columns, CHUNK_COLUMNS):
+            started.append(tmem.start_load(this.s + first, CHUNK_COLUMNS))
+        for index in cutlass.range_constexpr(len(started)):
+            chunk = tmem.finish_load(started[index])
+            values = values + scores.apply(chunk, index * CHUNK_COLUMNS)
+        tile_max = maximum(values)
     scale = exponent_scale(plan, context.scalars)
-    tile_max = maximum(values)
     if cutlass.const_expr(plan.splits_columns):
         tile_max = _of_both_halves(this, tile_max, done)
     factor = _new_reference(state, tile_max, scale, moves)
@@ -270,11 +276,14 @@ def _seeking_step(
         _rescale(plan, this, factor)
     state.row_sum[0] = state.row_sum[0] * factor
     total = both(0.0)
-    exponents = Exponents(scale, -state.reference[0])
-    for first in cutlass.range_constexpr(0, plan.softmax_columns, CHUNK_COLUMNS):
-        chunk = values[first : first + CHUNK_COLUMNS]
-        packed, total = exponentiate(plan, chunk, first, exponents, total)
-        _give(plan, this, packed, first)
+    exponents = make_exponents(plan, scale, -state.reference[0])
+    if cutlass.const_expr(plan.loops_over_chunks):
+        total = _exponentiate_in_a_loop(plan, this, context, at, None, exponents)
+    else:
+        for first in cutlass.range_constexpr(0, plan.softmax_columns, CHUNK_COLUMNS):
+            chunk = values[first : first + CHUNK_COLUMNS]
+            packed, total = exponentiate(plan, chunk, first, exponents, total)
+            _give(plan, this, packed, first)
     state.row_sum[0] = state.row_sum[0] + (total[0] + total[1])
 
 
@@ -333,26 +342,87 @@ def _keeping_step(
     scores = TileScores(plan, context, at, tile, this.first_column)
     addend = scores.addend() if tile is TileKind.PLAIN else None
     if cutlass.const_expr(addend is None):
-        exponents = Exponents(exponent_scale(plan, context.scalars), -state.reference[0])
+        exponents = make_exponents(plan, exponent_scale(plan, context.scalars), -state.reference[0])
     else:
-        exponents = Exponents(
+        exponents = make_exponents(
+            plan,
             context.scalars.scale_log2,
             addend.base * LOG2_E - state.reference[0],
             addend.step * LOG2_E,
         )
     total: Pair = both(0.0)
-    coming = tmem.start_load(this.s, CHUNK_COLUMNS)
-    for first in cutlass.range_constexpr(0, plan.softmax_columns, CHUNK_COLUMNS):
-        if cutlass.const_expr(addend is None):
-            scores.prefetch(first)
-        values = tmem.finish_load(coming)
-        if cutlass.const_expr(first + CHUNK_COLUMNS < plan.softmax_columns):
-            coming = tmem.start_load(this.s + first + CHUNK_COLUMNS, CHUNK_COLUMNS)
-        if cutlass.const_expr(addend is None):
-            values = scores.apply(values, first)
-        packed, total = exponentiate(plan, values, first, exponents, total)
-        _give(plan, this, packed, first)
+    if cutlass.const_expr(addend is None and plan.loops_over_chunks):
+        total = _exponentiate_in_a_loop(plan, this, context, at, tile, exponents)
+    else:
+        coming = tmem.start_load(this.s, CHUNK_COLUMNS)
+        for first in cutlass.range_constexpr(0, plan.softmax_columns, CHUNK_COLUMNS):
+            if cutlass.const_expr(addend is None):
+                scores.prefetch(first, CHUNK_COLUMNS)
+            values = tmem.finish_load(coming)
+            if cutlass.const_expr(first + CHUNK_COLUMNS < plan.softmax_columns):
+                coming = tmem.start_load(this.s + first + CHUNK_COLUMNS, CHUNK_COLUMNS)
+            if cutlass.const_expr(addend is None):
+                values = scores.apply(values, first)
+            packed, total = exponentiate(plan, values, first, exponents, total)
+            _give(plan, this, packed, first)
     state.row_sum[0] = state.row_sum[0] + (total[0] + total[1])
+
+
+@cute.jit
+def _maximum_in_a_loop(
+    plan: cutlass.Constexpr,
+    this: _Stream,
+    context: ScoreContext,
+    at: Visit,
+    tile: cutlass.Constexpr,
+):
+    """Return the maximum of a tile's scores, which replace S: registers hold a chunk at a time."""
+    highest = cute.make_rmem_tensor(1, cutlass.Float32)
+    highest[0] = -cutlass.Float32.inf
+    for index in cutlass.range(plan.softmax_columns // _LOOP_COLUMNS, unroll=1):
+        first = index * _LOOP_COLUMNS
+        values = _scores_of_chunk(plan, this, context, at, tile, first)
+        tmem.store(this.s + first, values)
+        highest[0] = larger(highest[0], maximum(values))
+    tmem.finish_stores()
+    return highest[0]
+
+
+@cute.jit
+def _exponentiate_in_a_loop(
+    plan: cutlass.Constexpr,
+    this: _Stream,
+    context: ScoreContext,
+    at: Visit,
+    tile: cutlass.Constexpr,
+    exponents: Exponents,
+):
+    """Turn S into P, all told at once; return the sum. Without a tile's kind, S holds scores."""
+    sums = cute.make_rmem_tensor(2, cutlass.Float32)
+    sums[0] = cutlass.Float32(0.0)
+    sums[1] = cutlass.Float32(0.0)
+    for index in cutlass.range(plan.softmax_columns // _LOOP_COLUMNS, unroll=1):
+        first = index * _LOOP_COLUMNS
+        if cutlass.const_expr(tile is None):
+            values = tmem.load(this.s + first, _LOOP_COLUMNS)
+        else:
+            values = _scores_of_chunk(plan, this, context, at, tile, first)
+        packed, total = exponentiate(plan, values, 0, exponents, (sums[0], sums[1]))
+        tmem.store(this.p + first // 2, packed)
+        sums[0] = total[0]
+        sums[1] = total[1]
+    tmem.finish_stores()
+    tell_products(this.shared.signals.p_full + this.stream, plan)
+    return (sums[0], sums[1])
+
+
+def _scores_of_chunk(
+    plan, this: _Stream, context: ScoreContext, at: Visit, tile: TileKind, first: cutlass.Int32
+) -> list[cutlass.Float32]:
+    """Return the scores of the columns of a thread's part of a tile from `first` on."""
+    scores = TileScores(plan, context, at, tile, this.first_column + first)
+    scores.prefetch(0, _LOOP_COLUMNS)
+    return scores.apply(tmem.load(this.s + first, _LOOP_COLUMNS), 0)
 
 
 def _give(plan, this: _Stream, packed: list[cutlass.Int32], first: int) -> None:

@@ -52,17 +52,18 @@ def load_tile(
 ):
     """Load one query tile and the KV tiles it visits, part by part, in the order of the products.
 
-    K runs ahead of V by as many tiles as are multiplied with Q before the first product with V.
+    K runs ahead of V by as many tiles as are multiplied with Q before the first product with V; in
+    a ring of both, V of a tile lies before K of the next, which is multiplied after it.
     """
     views = _views(plan, problem, tma, shared, walk)
-    ahead = STREAMS if plan.splits_keys else 1
+    ahead = STREAMS if plan.splits_keys else 1 - plan.shares_ring
     for index in cutlass.range(walk.visits + ahead, unroll=1):
         if index == 0:
             _load_q(plan, tma, shared, views, item, 0)
         if index < walk.visits:
             n_idx = kv_tile(walk, index, problem.block_lists, plan)
             for part in cutlass.range_constexpr(plan.k_parts):
-                use = (kv_use + index) * plan.k_parts + part
+                use = plan.k_use(kv_use + index, part)
                 _load_k(plan, tma, shared, views, n_idx, use, part)
         if cutlass.const_expr(not plan.splits_keys):
             if index == 0:
@@ -70,7 +71,7 @@ def load_tile(
         if index >= ahead:
             n_idx = kv_tile(walk, index - ahead, problem.block_lists, plan)
             for part in cutlass.range_constexpr(plan.v_parts):
-                use = (kv_use + index - ahead) * plan.v_parts + part
+                use = plan.v_use(kv_use + index - ahead, part)
                 _load_v(plan, tma, shared, views, n_idx * plan.v_parts + part, use)
 
 
