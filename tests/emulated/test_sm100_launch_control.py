@@ -21,8 +21,8 @@ from fovea.runtime.arguments import ForwardLaunch
 
 PACKED = "packed causal idle rows"
 _WAIT = re.compile(
-    r"mbarrier\.try_wait[^;]*;([^{}]*\}\s+// end inline asm\s+ld\.shared\.v2\.b64 [^;]*;\s+\{\s+"
-    r"\.reg \.b128)"
+    r"mbarrier\.try_wait[^;]*;([^{}]*\}\s+// end inline asm\s+(?:add\.s32 [^;]*;\s+)?"
+    r"ld\.shared\.v2\.b64 [^;]*;\s+\{\s+\.reg \.b128)"
 )
 
 

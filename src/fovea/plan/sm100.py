@@ -475,7 +475,9 @@ def make_forward_plan(
         writes_rows=packs_heads or features.varlen,
         cluster=cluster,
     )
-    loops_over_chunks = mod_weight.fill_registers(features)
+    # Beside 128 scores that wait for their maximum a soft cap finds no registers, either.
+    keeps_scores = features.softcap and (dtype == "float16" or features.max_score)
+    loops_over_chunks = mod_weight.fill_registers(features) or keeps_scores
     num_software = software_columns(head_dims, SOFTWARE_COLUMNS[arch])
     if loops_over_chunks:
         shape = shape._replace(p_parts=(shape.tile_n,))  # P is told once
