@@ -36,7 +36,7 @@ from fovea.emulator.counters import instruction_costs
 from fovea.emulator.isa.instruction import Instruction
 from fovea.emulator.machine import blocks
 from fovea.plan.forward import ForwardPlan
-from fovea.plan.select import SHORT_SEQLEN, forward_plan, unsupported
+from fovea.plan.select import MEDIUM_SEQLEN, forward_plan, unsupported
 from fovea.problem import AttentionProblem, Request, make_dense
 from fovea.runtime import emulated
 from fovea.testing.inputs import Shape, dense_qkv
@@ -52,7 +52,7 @@ Run = Callable[[AttentionProblem], Sequence[Result]]
 PREFIX = "pipe."
 LEAST_KEYS = 512
 # Of calls that get the plans for few queries of many, for short sequences and for long ones.
-LENGTHS = (SHORT_SEQLEN // 2, SHORT_SEQLEN, 2 * SHORT_SEQLEN)
+LENGTHS = (MEDIUM_SEQLEN // 2, MEDIUM_SEQLEN, 2 * MEDIUM_SEQLEN)
 UNIT = "cycles of a warp on its quarter of an SM (maxima: instructions)"
 NAMES = ("issue", "fma", "alu", "mufu", "maxima")
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)")

@@ -26,7 +26,7 @@ from fovea.costs.launch import Call
 from fovea.costs.machine import H200
 from fovea.costs.predict import Predictor, kernel_of
 from fovea.plan.features import ForwardFeatures
-from fovea.plan.select import SHORT_SEQLEN
+from fovea.plan.select import length_of
 from fovea.plan.sm90 import ForwardPlan, make_forward_plan
 
 ROOT = Path(__file__).parents[1]
@@ -87,7 +87,7 @@ def plan_of(row: Row) -> ForwardPlan:
     """Return the plan that a row's call gets."""
     features = ForwardFeatures(limit_right=row["causal"])
     dims = (row["D"], row["D"])
-    return make_forward_plan("bfloat16", dims, features, is_short=row["S"] <= SHORT_SEQLEN)
+    return make_forward_plan("bfloat16", dims, features, length=length_of(row["S"]))
 
 
 def predicted(rows: Sequence[Row], calibration: Calibration) -> list[float]:

@@ -3,7 +3,7 @@
 Lives here: the measuring loop, NVML readings, the result file. Not here: which functions are
 timed (`peers.py`) and on which shapes (`shapes.py`). Invariants: every implementation of a row
 runs in the same process, in turns (A B A B); a rate comes from CUDA events, energy from the
-GPU's own counter; a result without its stamp is not written.
+GPU's own counter, read at the moments it advances; a result without its stamp is not written.
 
 A burst is six launches after a pause of 0.6 s, at the clock of a cool GPU. The steady state is
 what continuous work settles at: a segment runs one implementation without a gap, and the second
@@ -12,11 +12,13 @@ segments of the peers keep it warm for each other.
 """
 
 import json
+import math
 import os
 import platform
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -37,6 +39,8 @@ _BURST_LAUNCHES = 6
 # Launches between two events of a segment take about this long: long beside an event's
 # resolution (0.5 us) and the CPU's work, short beside the 0.1 s in which clocks move.
 _CHUNK_SECONDS = 0.03
+_METER_SECONDS = 0.001  # between two looks at the counter of energy
+_METER_PATIENCE_SECONDS = 1.0  # until a counter that does not advance is left alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +81,10 @@ class Board:
         """Return the energy used since the driver was loaded."""
         return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1000
 
+    def meter(self) -> "Meter":
+        """Return a meter of the power from now on."""
+        return Meter(self.joules)
+
     def clock_mhz(self) -> int:
         """Return the SM clock now."""
         return self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM)
@@ -89,6 +97,45 @@ class Board:
         """Return the driver's version."""
         version = self._nvml.nvmlSystemGetDriverVersion()
         return version.decode() if isinstance(version, bytes) else version
+
+
+class Meter:
+    """The power of the board from now on.
+
+    The counter of energy advances about ten times a second. A thread notes when it does, so
+    that energy and time belong to the same span.
+    """
+
+    def __init__(self, joules: Callable[[], float]) -> None:
+        """Begin."""
+        self._joules = joules
+        self._begin = time.monotonic()
+        self._ended = threading.Event()
+        self._steps: list[tuple[float, float]] = []
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        before = self._joules()
+        while not self._ended.wait(_METER_SECONDS):
+            joules = self._joules()
+            if joules != before:
+                self._steps.append((time.monotonic(), joules))
+                before = joules
+
+    def is_ready(self) -> bool:
+        """Return whether the counter has advanced twice, or has had ample time to."""
+        is_late = time.monotonic() - self._begin > _METER_PATIENCE_SECONDS
+        return len(self._steps) > 1 or is_late
+
+    def watts(self) -> float:
+        """End, and return the mean power; NaN where the counter advanced once or never."""
+        self._ended.set()
+        self._thread.join()
+        if len(self._steps) < 2:
+            return math.nan
+        (start, first), (end, last) = self._steps[0], self._steps[-1]
+        return (last - first) / (end - start)
 
 
 def require_gpu() -> None:
@@ -149,14 +196,18 @@ def _steady(launch: Launch, chunk: int, board: Board, seconds: float, into: Samp
     """Run `launch` without a gap for `seconds`; add readings of the second half to `into`."""
     flying: deque[torch.cuda.Event] = deque()
     begin = time.monotonic()
-    joules = counted_from = None
+    meter: Meter | None = None
     last = torch.cuda.Event(enable_timing=True)
     last.record()
     is_counted = False
     chunk_seconds: list[float] = []
-    while (now := time.monotonic()) - begin < seconds or len(chunk_seconds) < 2:
-        if joules is None and now - begin >= seconds / 2:
-            joules, counted_from = board.joules(), time.monotonic()
+    while (
+        (now := time.monotonic()) - begin < seconds
+        or len(chunk_seconds) < 2
+        or not (meter is not None and meter.is_ready())
+    ):
+        if meter is None and now - begin >= seconds / 2:
+            meter = board.meter()
         for _ in range(chunk):
             launch()
         event = torch.cuda.Event(enable_timing=True)
@@ -169,10 +220,10 @@ def _steady(launch: Launch, chunk: int, board: Board, seconds: float, into: Samp
             if is_counted:
                 chunk_seconds.append(last.elapsed_time(done) / 1000 / chunk)
                 into.clocks_mhz.append(board.clock_mhz())
-            is_counted = joules is not None
+            is_counted = meter is not None
             last = done
-    spent = board.joules() - (joules or 0.0)
-    into.watts.append(spent / (time.monotonic() - (counted_from or begin)))
+    assert meter is not None
+    into.watts.append(meter.watts())
     into.steady_seconds.extend(chunk_seconds)
     torch.cuda.synchronize()
 
@@ -189,13 +240,15 @@ def rates(samples: Mapping[str, Samples], work: float) -> dict[str, float]:
     columns: dict[str, float] = {}
     for name, taken in samples.items():
         steady = work / statistics.median(taken.steady_seconds)
-        watts = statistics.median(taken.watts)
+        read = [watts for watts in taken.watts if not math.isnan(watts)]
+        watts = statistics.median(read) if read else 0.0
         columns[name] = round(steady, 1)
         if taken.burst_seconds:
             columns[f"{name}_burst"] = round(work / statistics.median(taken.burst_seconds), 1)
         columns[f"{name}_mhz"] = round(statistics.median(taken.clocks_mhz))
-        columns[f"{name}_watts"] = round(watts)
-        columns[f"{name}_per_joule"] = round(steady / watts, 3)
+        if read:
+            columns[f"{name}_watts"] = round(watts)
+            columns[f"{name}_per_joule"] = round(steady / watts, 3)
     return columns
 
 
@@ -293,5 +346,5 @@ def table_line(row: Mapping[str, Any], names: list[str], label: str) -> str:
     first = names[0]
     if first in row:
         cells += [f"x{row[first] / row[n]:.2f} {n}" for n in names[1:] if n in row]
-        cells.append(f"{row[first + '_mhz']} MHz {row[first + '_per_joule']:.2f}/J")
+        cells.append(f"{row[first + '_mhz']} MHz {row.get(first + '_per_joule', 0):.2f}/J")
     return f"{label:32} " + "  ".join(cells)

@@ -33,32 +33,49 @@ from fovea.plan.sm90 import ForwardPlan, TileShape
 from fovea.problem import AttentionProblem, Request, make_dense
 from fovea.problem.parts import numbers_of, tensors_of
 
-# (rows, keys, stages of K and V, Q buffers, CTAs of a cluster, skips idle rows) by head dim.
-CANDIDATES: dict[int, tuple[tuple[Any, ...], ...]] = {
-    64: (
-        *(
-            (256, 64, 6, 2, 1, True),
-            (192, 128, 3, 2, 1, True),
-            (256, 64, 6, 2),
-            (256, 64, 6, 2, 2),
-            (192, 128, 3, 2),
-            (192, 128, 3, 2, 2),
-        ),
-        *((192, 96, 3, 2), (192, 64, 6, 2), (128, 128, 3, 2), (128, 176, 3, 2)),
+# What differs from a plain shape, by name, beside (rows, keys, stages of K and V, Q buffers).
+_PAIR, _IDLE = {"cluster": 2}, {"skips_idle": True}
+
+
+def _shapes(
+    *found: tuple[tuple[int, int, int, int], *tuple[dict[str, Any], ...]],
+) -> list[TileShape]:
+    """Return tile shapes of their sizes and what else differs."""
+    return [
+        TileShape(*sizes, **{name: value for part in parts for name, value in part.items()})
+        for sizes, *parts in found
+    ]
+
+
+CANDIDATES: dict[int, list[TileShape]] = {
+    64: _shapes(
+        ((256, 64, 6, 2), _IDLE),
+        ((192, 128, 3, 2), _IDLE),
+        ((256, 64, 6, 2),),
+        ((256, 64, 6, 2), _PAIR),
+        ((192, 128, 3, 2),),
+        ((192, 128, 3, 2), _PAIR),
+        ((192, 96, 3, 2),),
+        ((192, 64, 6, 2),),
+        ((128, 128, 3, 2),),
+        ((128, 176, 3, 2),),
     ),
-    128: (
-        *(
-            (192, 64, 4, 2, 1, True),
-            (192, 64, 4, 2),
-            (192, 64, 4, 2, 2),
-            (192, 80, 3, 2),
-            (128, 128, 2, 2),
-        ),
-        *((128, 128, 3, 1), (128, 176, 2, 1), (128, 64, 4, 2)),
+    128: _shapes(
+        ((192, 64, 4, 2), _IDLE),
+        ((192, 64, 4, 2),),
+        ((192, 64, 4, 2), _PAIR),
+        ((192, 80, 3, 2),),
+        ((128, 128, 2, 2),),
+        ((128, 128, 3, 1),),
+        ((128, 176, 2, 1),),
+        ((128, 64, 4, 2),),
     ),
-    256: (
-        *((128, 64, 2, 1), (128, 64, 2, 1, 2), (128, 80, 2, 1), (128, 80, 2, 1, 2)),
-        (64, 64, 2, 2),
+    192: _shapes(((128, 96, 2, 1),), ((128, 112, 2, 1), _PAIR)),
+    256: _shapes(
+        ((128, 64, 2, 1),),
+        ((128, 64, 2, 1), _PAIR),
+        ((128, 80, 2, 1),),
+        ((128, 80, 2, 1), _PAIR),
     ),
 }
 
@@ -95,7 +112,7 @@ def _mod(make: Callable[[Shape, str], bench_forward_mods.Case]) -> Callable[...,
 
 
 def _cases() -> Iterator[tuple[str, Case]]:
-    for head_dim, heads in ((64, 32), (128, 16), (256, 8)):
+    for head_dim, heads in ((64, 32), (128, 16), (192, 8), (256, 8)):
         for batch, seqlen in ((32, 512), (8, 2048), (2, 8192)):
             for causal in (False, True):
                 shape = Shape(batch, heads, heads, seqlen, head_dim, causal)
@@ -115,9 +132,8 @@ def plans(problem: AttentionProblem) -> Iterator[tuple[str, ForwardPlan | str]]:
     chosen = select.forward_plan(problem, SM90)
     assert isinstance(chosen, ForwardPlan)
     own = TileShape(*(getattr(chosen, name) for name in TileShape._fields))
-    others = [TileShape(*candidate) for candidate in CANDIDATES[chosen.head_dim]]
-    for tile in dict.fromkeys((own, *others)):
-        text = "x".join(map(str, tile[:-1])) + (" idle" if tile.skips_idle else "")
+    for tile in dict.fromkeys((own, *CANDIDATES[chosen.head_dim])):
+        text = "x".join(map(str, tile[:5])) + (" idle" if tile.skips_idle else "")
         is_whole = 128 % tile.tile_m == 0 == 128 % tile.tile_n
         if chosen.features.block_lists and not is_whole:
             yield text, "does not divide a block of 128"

@@ -6,9 +6,11 @@ On the GPU machine, which needs torch and apache-tvm-ffi alone:
     PYTHONPATH=src FOVEA_BUNDLE=.carry/overhead python3 scripts/gpu/measure_overhead.py
 
 Times are the host's, in microseconds a call: medians over batches between which the device is
-waited for, so that no call waits for a full queue. "raw" is the launcher with ready arguments. A
-graph check captures the first call that its process makes, and compares two replays on changed
-inputs with the reference. The exit status is the number of checks that failed.
+waited for, so that no call waits for a full queue. "raw" is the launcher with ready arguments. All
+cases take turns, several times, and "above" is the median of what a turn's calls take beyond its
+raw launch: other work on the host then disturbs one turn, not one case. A graph check captures the
+first call that its process makes, and compares two replays on changed inputs with the reference.
+The exit status is the number of checks that failed.
 """
 
 import argparse
@@ -30,7 +32,7 @@ import fovea
 from benchmarks import protocol
 from fovea.problem import AttentionProblem, Request, make_dense
 
-BATCHES, CALLS = 61, 50
+ROUNDS, BATCHES, CALLS = 9, 12, 50
 _SMALL, _LARGE = (1, 256, 4, 128), (4, 1024, 16, 128)  # large: more tiles than CTAs
 _TOLERANCE = 0.02  # of a bf16 output against the reference; a wrong tile is off by 0.1 and more
 
@@ -101,26 +103,43 @@ def raw_launch(case: str) -> Callable[[], object]:
     return lambda: launcher(*arguments)
 
 
+def calls_of(case: str) -> dict[str, Callable[[], object]]:
+    """Return what is timed of a case."""
+    keywords = keywords_of(case, _SMALL, "cuda")
+    calls = {"raw": raw_launch(case)}
+    for name, needs_grad in (("no_grad", False), ("grad", True)):
+        q, k, v = tensors(_SMALL, "cuda")
+        q.requires_grad_(needs_grad)
+        calls[name] = partial(fovea.attention, q, k, v, backend="cuda", **keywords)
+    return calls
+
+
 def measure(path: Path | None) -> None:
     """Print the table of times and write them, by default to benchmarks/results/<gpu>/."""
     board = protocol.Board()
+    calls = {case: calls_of(case) for case in CASES}
+    turns = [
+        {
+            case: {name: median_us(call) for name, call in made.items()}
+            for case, made in calls.items()
+        }
+        for _ in range(ROUNDS)
+    ]
     rows: list[dict[str, Any]] = []
     title = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, B, S, H, D = {_SMALL}"
     say(f"{title}\n{'case':20}{'raw':>8}{'no grad':>10}{'above':>8}{'grad':>10}{'above':>8}")
     for case in CASES:
-        raw = median_us(raw_launch(case))
-        cells = ""
-        q, k, v = tensors(_SMALL, "cuda")
-        keywords = keywords_of(case, _SMALL, "cuda")
-        call = partial(fovea.attention, q, k, v, backend="cuda", **keywords)
-        row = {"case": case, "raw": round(raw, 1)}
-        for name, needs_grad in (("no_grad", False), ("grad", True)):
-            q.requires_grad_(needs_grad)
-            taken = median_us(call)
-            row |= {name: round(taken, 1), f"{name}_above_raw": round(taken - raw, 1)}
-            cells += f"{taken:10.1f}{taken - raw:8.1f}"
+        taken = [turn[case] for turn in turns]
+        row = {"case": case}
+        row |= {name: round(statistics.median(t[name] for t in taken), 1) for name in taken[0]}
+        for name in ("no_grad", "grad"):
+            above = statistics.median(t[name] - t["raw"] for t in taken)
+            row[f"{name}_above_raw"] = round(above, 1)
         rows.append(row)
-        say(f"{case:20}{raw:8.1f}{cells}")
+        cells = "".join(
+            f"{row[name]:10.1f}{row[f'{name}_above_raw']:8.1f}" for name in ("no_grad", "grad")
+        )
+        say(f"{case:20}{row['raw']:8.1f}{cells}")
     how = {"command": "python scripts/gpu/measure_overhead.py", "host": protocol.cpu_name()}
     stamp = {**protocol.stamp(board), **how, "B, S, H, D": _SMALL}
     out = protocol.result_path("overhead", None if path is None else str(path))

@@ -8,7 +8,7 @@ from judge import judge, judge_gradients, judge_problem, run
 import fovea
 from fovea.arch import arch_named
 from fovea.emulator import Options
-from fovea.plan.select import FEW_QUERIES, SHORT_SEQLEN
+from fovea.plan.select import FEW_QUERIES, length_of
 from fovea.problem import ForwardResult, Request, make_dense
 from fovea.runtime.emulated import emulate
 from fovea.testing.inputs import Shape, dense_qkv
@@ -66,9 +66,9 @@ def test_ctas_that_find_no_packed_tile_load_nothing() -> None:
 
 
 def test_both_sizes_of_a_case_have_one_plan() -> None:
-    def side(case, is_small: bool) -> tuple[bool, bool]:
-        is_short = case.keys(is_small=is_small) <= SHORT_SEQLEN
-        return is_short, case.queries(is_small=is_small) <= FEW_QUERIES
+    def side(case, is_small: bool) -> str:
+        is_few = case.queries(is_small=is_small) <= FEW_QUERIES
+        return "few" if is_few else length_of(case.keys(is_small=is_small))
 
     assert not [case.name for case in CASES if side(case, False) != side(case, True)]
 

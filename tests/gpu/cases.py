@@ -62,7 +62,7 @@ from packed_cases import PACKED_CASES, PackedCase
 
 from fovea.testing.inputs import Shape
 
-# Both of a kind on one side of SHORT_SEQLEN, where the plan changes.
+# Both of a kind in one class of lengths (`select.length_of`), where the plan changes.
 LARGE = Shape(batch=2, seqlen_q=700, seqlen_kv=1000, heads_q=4, heads_kv=2, head_dim=128)
 LARGE_64 = replace(LARGE, head_dim=64)
 LARGE_256 = replace(LARGE, head_dim=256)
@@ -71,6 +71,9 @@ SMALL_64 = replace(SMALL, head_dim=64)
 SMALL_256 = replace(SMALL, head_dim=256)
 _LONG = {"shape": replace(LARGE, seqlen_kv=4100), "small": replace(SMALL, seqlen_kv=2100)}
 _LONG_64 = {name: replace(shape, head_dim=64) for name, shape in _LONG.items()}
+_MEDIUM = {"shape": replace(LARGE, seqlen_kv=2000), "small": replace(SMALL, seqlen_kv=1100)}
+_MEDIUM_64 = {name: replace(shape, head_dim=64) for name, shape in _MEDIUM.items()}
+_MEDIUM_256 = {name: replace(shape, head_dim=256) for name, shape in _MEDIUM.items()}
 
 
 # --- the list -------------------------------------------------------------------------------------
@@ -172,6 +175,9 @@ CASES: tuple[Case | PackedCase, ...] = (
     _case("seven by 127", **_both(seqlen_q=7, seqlen_kv=127)),
     _case("causal 129 by 7", CAUSAL, **_both(seqlen_q=129, seqlen_kv=7)),
     _case("whole tiles", **_both(seqlen_q=256, seqlen_kv=384)),
+    _case("medium", **_MEDIUM),
+    _case("medium d64", **_MEDIUM_64),
+    _case("medium causal d256", CAUSAL, **_MEDIUM_256),
     _case("long", **_LONG),
     _case("long d64", **_LONG_64),
     _case("long whole tiles", **_both(seqlen_q=256, seqlen_kv=2112)),

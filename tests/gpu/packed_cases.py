@@ -172,7 +172,7 @@ def pages_heads_first(x: Tensor) -> Tensor:
 
 _SHAPE = Shape(heads_q=2, heads_kv=1, head_dim=64)
 _WIDE = replace(_SHAPE, heads_q=4, heads_kv=2, head_dim=128)
-_LARGE = Packing(lengths=((700, 1000), (1, 900), (0, 30), (300, 0), (513, 129), (64, 1500)))
+_LARGE = Packing(lengths=((700, 1000), (1, 900), (0, 30), (300, 0), (513, 129), (64, 1020)))
 _SMALL = Packing(lengths=((70, 130), (1, 9), (0, 3), (7, 0), (30, 200)))
 _IDLE = {
     "packing": replace(_LARGE, idle=(65, 130), behind=77),

@@ -210,7 +210,12 @@ def _merged(texts: list[str]) -> list[str]:
     few, some, many = (text for _, text in _query_lengths())
     more = few.replace("at most", "more than")
     texts = _joined(texts, (some, many), f", {more}")
-    texts = _joined(texts, _short_and_long(), "")
+    short, medium, long = (text for _, text in _seqlens())
+    beyond_short = short.replace("at most", "more than")
+    up_to_medium = long.replace("more than", "at most")
+    texts = _joined(texts, (medium, long), f", {beyond_short}")
+    texts = _joined(texts, (short, beyond_short), "")
+    texts = _joined(texts, (short, medium), f", {up_to_medium}")
     return _joined(texts, (few, more), "")
 
 
@@ -223,10 +228,14 @@ def _joined(texts: list[str], halves: tuple[str, str], whole: str) -> list[str]:
     return list(dict.fromkeys(both if joined.count(both) > 1 else text for text, both in pairs))
 
 
-def _short_and_long() -> tuple[str, str]:
-    from fovea.plan.select import SHORT_SEQLEN
+def _seqlens() -> list[tuple[int, str]]:
+    from fovea.plan.select import MEDIUM_SEQLEN, SHORT_SEQLEN
 
-    return f"at most {SHORT_SEQLEN} keys", f"more than {SHORT_SEQLEN} keys"
+    return [
+        (1, f"at most {SHORT_SEQLEN} keys"),
+        (SHORT_SEQLEN + 1, f"{SHORT_SEQLEN + 1} to {MEDIUM_SEQLEN} keys"),
+        (MEDIUM_SEQLEN + 1, f"more than {MEDIUM_SEQLEN} keys"),
+    ]
 
 
 def _query_lengths() -> list[tuple[int, str]]:
@@ -250,14 +259,11 @@ def _lengths(problem: AttentionProblem) -> list[tuple[int, int, str]]:
 
 def _key_lengths(problem: AttentionProblem) -> list[tuple[int, str]]:
     from fovea.plan.integers import NARROW_LIMIT
-    from fovea.plan.select import SHORT_SEQLEN
 
-    short, long = _short_and_long()
     if problem.score_mod is None and problem.mask_mod is None and problem.block_mask_mod is None:
-        return [(1, short), (SHORT_SEQLEN + 1, long)]
+        return _seqlens()
     return [
-        (1, f"{short}, mods in 32-bit integers"),
-        (SHORT_SEQLEN + 1, f"{long}, mods in 32-bit integers"),
+        *((seqlen, f"{keys}, mods in 32-bit integers") for seqlen, keys in _seqlens()),
         (NARROW_LIMIT, "mods in 64-bit integers (long sequences, large numbers)"),
     ]
 

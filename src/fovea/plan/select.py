@@ -29,7 +29,8 @@ _TILE_HEAD_DIMS = {
 }
 # A copy from a page takes 64 columns.
 _PAGED_HEAD_DIMS = {**_TILE_HEAD_DIMS, "sm90": sm90.PAGED_HEAD_DIMS}
-SHORT_SEQLEN = 2048  # keys up to which a call gets the plan for short sequences
+# Keys up to which a call gets the plan for short sequences, and that for those of medium length.
+SHORT_SEQLEN, MEDIUM_SEQLEN = 1024, 2048
 # Queries up to which a call gets the plan for few. One warpgroup then multiplies at a time, which
 # pays as long as K and V come slower than it works through them.
 FEW_QUERIES = 64
@@ -63,9 +64,9 @@ def forward_plan(problem: AttentionProblem, arch: Arch) -> ForwardPlan:
         if _packs_heads(problem, features):
             widest = _rounded(max(problem.head_dim, problem.head_dim_v), sm90.PACKED_HEAD_DIMS)
             return sm90.make_packed_plan(dtype, widest, features, page_size=page_size)
-        is_short = problem.seqlen_kv <= SHORT_SEQLEN
+        length = length_of(problem.seqlen_kv)
         return sm90.make_forward_plan(
-            dtype, tile_head_dims(problem), features, is_short=is_short, page_size=page_size
+            dtype, tile_head_dims(problem), features, length=length, page_size=page_size
         )
     return sm100.make_forward_plan(
         dtype,
@@ -77,6 +78,13 @@ def forward_plan(problem: AttentionProblem, arch: Arch) -> ForwardPlan:
         is_pair=_is_pair(problem, features),
         page_size=page_size,
     )
+
+
+def length_of(seqlen_kv: int) -> sm90.Length:
+    """Return the class of plans for a number of keys."""
+    if seqlen_kv <= SHORT_SEQLEN:
+        return "short"
+    return "medium" if seqlen_kv <= MEDIUM_SEQLEN else "long"
 
 
 def _splits_keys(problem: AttentionProblem) -> bool:
@@ -287,7 +295,7 @@ def _lacking_blocks(problem: AttentionProblem, arch: Arch) -> str | None:
         return None
     features = ForwardFeatures(block_lists=True, full_lists=True)
     if arch.name == "sm90":
-        tile_m, tile_n, *_ = sm90.forward_tile(tile_head_dims(problem), features, is_short=False)
+        tile_m, tile_n, *_ = sm90.forward_tile(tile_head_dims(problem), features, length="long")
     else:
         tile_m = sm100_tiles.STREAM_ROWS
         tile_n = sm100_tiles.forward_tile(_blackwell_head_dims(problem)).tile_n

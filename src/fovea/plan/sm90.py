@@ -309,8 +309,7 @@ class TileShape(NamedTuple):
     skips_idle: bool = False
 
 
-# Fields of a tile shape in their order, the last ones where they are not usual.
-_Shape = tuple[int, int, int, int] | tuple[int, int, int, int, int]
+Length = Literal["short", "medium", "long"]  # how many keys there are (`select.length_of`)
 
 HEAD_DIMS = (64, 96, 128, 192, 256, 384, 512, 576)  # columns of tiles that there are
 PAGED_HEAD_DIMS = (64, 128, 192, 256, 384, 512, 576)  # a copy from a page takes 64 columns
@@ -318,48 +317,40 @@ PACKED_HEAD_DIMS = (64, 128, 256)  # 128 threads load whole rows of them
 
 
 def forward_tile(
-    head_dims: tuple[int, int], features: ForwardFeatures, *, is_short: bool
+    head_dims: tuple[int, int], features: ForwardFeatures, *, length: Length
 ) -> TileShape:
     """Return the tile shape of (head_dim, head_dim_v) already rounded up; V of all slices.
 
     Block lists want tiles that divide 128, torch's default block. Wider KV tiles cross the softmax
-    less often per key; mods want narrower ones, since they need registers too. `is_short` sequences
+    less often per key; mods want narrower ones, since they need registers too. Shorter sequences
     spend their time at the ends of a query tile, where a second Q buffer helps more than width.
     """
     if head_dims == (192, 128) and not (features.block_lists or features.has_mods):
         is_banded = features.limit_left or features.limit_right or features.key_ranges
         return TileShape(128, 128, 2, 1, 1 if is_banded else 2)
     widest = max(head_dims)
-    shape = _tile_shapes(features, is_short=is_short)[128 if widest == 96 else min(widest, 256)]
-    tile = TileShape(*shape[:4], cluster=shape[4] if len(shape) == 5 else 1)
+    tile = _tile_shapes(features, length)[128 if widest == 96 else min(widest, 256)]
     return tile if widest <= 256 else _wide_tile(head_dims, tile)
 
 
-def _tile_shapes(features: ForwardFeatures, *, is_short: bool) -> Mapping[int, _Shape]:
+def _tile_shapes(features: ForwardFeatures, length: Length) -> Mapping[int, TileShape]:
     """Return the shape of every head dimension; measured in docs/notes/hopper_forward.md."""
-    wide = {192: (128, 64, 3, 1), 256: (128, 64, 2, 1)}
+    wide = {192: TileShape(128, 64, 3, 1), 256: TileShape(128, 64, 2, 1)}
     if are_heavy(features):
-        return {**wide, 64: (128, 64, 6, 2), 128: (128, 64, 4, 2)}
+        return {**wide, 64: TileShape(128, 64, 6, 2), 128: TileShape(128, 64, 4, 2)}
     if features.block_lists:
-        return {**wide, 64: (128, 128, 3, 2), 128: (128, 128, 2, 2)}
-    narrow = {**wide, 64: (192, 128, 2, 2), 128: (128, 128, 2, 2)}
+        return {**wide, 64: TileShape(128, 128, 3, 2), 128: TileShape(128, 128, 2, 2)}
+    narrow = {**wide, 64: TileShape(192, 128, 2, 2), 128: TileShape(128, 128, 2, 2)}
     if features.mask_mod is not None:
         # Three warpgroups leave 160 registers, too few beside a mod that gathers by query and key.
-        return {**narrow, 64: (128, 128, 2, 2)}
+        return {**narrow, 64: TileShape(128, 128, 2, 2)}
     if features.has_mods or features.explicit_scale:
         # The lengths of a packed sequence take registers too: 192x128 spills with them.
-        return {**narrow, 64: (192, 96, 3, 2)} if features.varlen else narrow
-    # The more rows read a K and V tile, the less binds what the L2 cache can deliver, and the
-    # better do the warpgroups hide each other's ends.
-    tall = {**narrow, 64: (256, 64, 6, 2), 128: (192, 64, 4, 2), 192: (128, 96, 2, 1)}
-    # Sharing K and V in a cluster helps where 128 rows read them, and long walks a little; where
-    # query tiles differ in work the two CTAs wait for each other.
+        return {**narrow, 64: TileShape(192, 96, 3, 2)} if features.varlen else narrow
     if features.key_ranges or features.softcap:
-        return tall
-    if features.limit_left or features.limit_right:
-        return tall if is_short else {**tall, 256: (128, 64, 2, 1, 2)}
-    shared = {**tall, 192: (128, 112, 2, 1, 2), 256: (128, 80, 2, 1, 2)}
-    return shared if is_short else {**shared, 64: (192, 128, 3, 2, 2), 128: (192, 64, 4, 2, 2)}
+        return {**_TALL, 128: TileShape(192, 80, 3, 2)} if features.softcap else _TALL
+    is_banded = features.limit_left or features.limit_right
+    return _TALL_BANDED[length] if is_banded else _TALL_FULL[length]
 
 
 def _wide_tile(head_dims: tuple[int, int], tile: TileShape) -> TileShape:
@@ -384,6 +375,41 @@ def _v_slices(head_dim_v: int) -> int:
     return -(-head_dim_v // WIDEST_SLICE)
 
 
+# The more rows read a K and V tile, the less binds what the L2 cache can deliver, and the better do
+# the warpgroups hide each other's ends.
+_TALL = {
+    64: TileShape(256, 64, 6, 2),
+    128: TileShape(192, 64, 4, 2),
+    192: TileShape(128, 96, 2, 1),
+    256: TileShape(128, 64, 2, 1),
+}
+_TALL_SHARED = {
+    **_TALL,
+    192: TileShape(128, 112, 2, 1, 2),
+    256: TileShape(128, 64, 2, 1, 2),
+}
+# Sharing K and V in a cluster helps where 128 rows read them; where query tiles differ in work the
+# two CTAs wait for each other, the more the shorter the walks are.
+_TALL_BANDED = {
+    # A tile of 128 rows sees fewer hidden keys than one of 192.
+    "short": {**_TALL, 128: TileShape(128, 64, 4, 2)},
+    "medium": _TALL_SHARED,
+    "long": _TALL_SHARED,
+}
+_TALL_FULL = {
+    "short": {
+        **_TALL_SHARED,
+        64: TileShape(256, 64, 6, 2, 2),
+        # 192 rows divide few lengths: idle warpgroups count where a call has few tiles a head.
+        128: TileShape(192, 64, 4, 2, skips_idle=True),
+    },
+    "medium": {**_TALL_SHARED, 64: TileShape(256, 64, 6, 2, 2)},
+    "long": {
+        **_TALL_SHARED,
+        64: TileShape(192, 128, 3, 2, 2),
+        128: TileShape(192, 64, 4, 2, 2),
+    },
+}
 # Of packed plans: one wgmma of rows, and as much of K and V on its way as fits, since what memory
 # delivers is all that counts. docs/notes/hopper_decode.md has the arithmetic.
 _PACKED_TILES = {
@@ -424,17 +450,17 @@ def make_forward_plan(
     head_dims: tuple[int, int],
     features: ForwardFeatures,
     *,
-    is_short: bool,
+    length: Length,
     page_size: int | None = None,
 ) -> ForwardPlan:
     """Return the plan of a variant for many queries.
 
     `head_dims` are columns of tiles, of all slices of V together.
     """
-    shape = forward_tile(head_dims, features, is_short=is_short)
+    shape = forward_tile(head_dims, features, length=length)
     if features.varlen:
         # Pages have no halves to share, and packed sequences are untried in pairs.
-        shape = shape._replace(cluster=1)
+        shape = shape._replace(cluster=1, skips_idle=False)
     v_slices = _v_slices(head_dims[1])
     return ForwardPlan(
         dtype=dtype,

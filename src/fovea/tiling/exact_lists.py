@@ -23,7 +23,7 @@ class Exactness(NamedTuple):
 
     tensors: tuple[weakref.ref[Tensor] | None, ...]
     captures: tuple[weakref.ref[Tensor], ...]  # of the mask
-    versions: tuple[int, ...]  # of both
+    versions: tuple[tuple[weakref.ref[Tensor], int], ...]  # of all of both
     mask: str  # canonical text
     scalars: tuple[int | float, ...]
     sizes: tuple[int, int, int, int]
@@ -33,9 +33,11 @@ class Exactness(NamedTuple):
 
     def holds(self) -> bool:
         """Return whether lists and captures are still there and unchanged."""
-        references = (*self.tensors, *self.captures)
-        alive = [None if reference is None else reference() for reference in references]
-        return tuple(0 if t is None else t._version for t in alive) == self.versions  # pyright: ignore
+        for reference, version in self.versions:
+            tensor = reference()
+            if tensor is None or tensor._version != version:  # pyright: ignore
+                return False
+        return True
 
     def says(
         self, mask: str, scalars: tuple[int | float, ...], captures: tuple[Tensor, ...]
@@ -72,13 +74,21 @@ def record(
     def forget(_: object) -> None:
         _table.pop(key, None)
 
+    references = tuple(
+        None if t is None else weakref.ref(t, forget if place == 0 else None)
+        for place, t in enumerate(tensors)
+    )
+    captures = tuple(weakref.ref(t) for t in mask.captures)
     _table[key] = Exactness(
+        references,
+        captures,
         tuple(
-            None if t is None else weakref.ref(t, forget if place == 0 else None)
-            for place, t in enumerate(tensors)
+            (reference, t._version)  # pyright: ignore
+            for reference, t in zip(
+                (*references, *captures), (*tensors, *mask.captures), strict=True
+            )
+            if reference is not None and t is not None
         ),
-        tuple(weakref.ref(t) for t in mask.captures),
-        tuple(0 if t is None else t._version for t in (*tensors, *mask.captures)),  # pyright: ignore
         mask.graph.text(),
         mask.scalars,
         _sizes(lists),

@@ -40,8 +40,8 @@ class SimulatedGpu:
         self.host += 1e-6
         return self.host
 
-    def joules(self) -> float:
-        return 650.0 * self.host
+    def meter(self) -> "SimulatedMeter":
+        return SimulatedMeter()
 
     def clock_mhz(self) -> int:
         return 1500
@@ -51,6 +51,14 @@ class SimulatedGpu:
 
     def driver(self) -> str:
         return "580.1"
+
+
+class SimulatedMeter:
+    def is_ready(self) -> bool:
+        return True
+
+    def watts(self) -> float:
+        return 650.0
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 """The measuring loop on a simulated GPU, and what a result file holds."""
 
 import json
+import math
+import time
 
 import pytest
 
@@ -73,3 +75,19 @@ def test_table_line_shows_ratios_of_the_first_to_the_others():
            "fovea_mhz": 1500, "fovea_per_joule": 0.9}  # fmt: skip
     line = protocol.table_line(row, ["fovea", "fa3", "flex"], "S16384")
     assert " ".join(line.split()) == "S16384 fovea 600/650 fa3 500/510 x1.20 fa3 1500 MHz 0.90/J"
+
+
+def test_meter_takes_energy_and_time_between_steps_of_the_counter():
+    begin = time.monotonic()
+
+    def joules() -> float:  # 500 W, counted every 20 ms
+        return 10.0 * ((time.monotonic() - begin) // 0.02)
+
+    meter = protocol.Meter(joules)
+    time.sleep(0.15)
+    assert meter.watts() == pytest.approx(500.0, rel=0.2)
+
+
+def test_meter_of_a_counter_that_stands_still_says_nothing():
+    meter = protocol.Meter(lambda: 7.0)
+    assert math.isnan(meter.watts())

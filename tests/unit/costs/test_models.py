@@ -40,7 +40,7 @@ def _softmax(mufu):
 
 
 def _hopper(mufu, calibration, head_dim=128, machine=H200):
-    plan = make_forward_plan("bfloat16", (head_dim, head_dim), ForwardFeatures(), is_short=True)
+    plan = make_forward_plan("bfloat16", (head_dim, head_dim), ForwardFeatures(), length="medium")
     model = sm90.Sm90Model(
         plan=plan,
         counts=_counts(compute=_softmax(mufu)),
