@@ -8,7 +8,8 @@ GPU's own counter, read at the moments it advances; a result without its stamp i
 A burst is six launches after a pause of 0.6 s, at the clock of a cool GPU. The steady state is
 what continuous work settles at: a segment runs one implementation without a gap, and the second
 half of the segment counts. A matrix-bound kernel holds the board at its power cap, so the
-segments of the peers keep it warm for each other.
+segments of the peers keep it warm for each other, and one before them warms it for the first.
+Every second round goes the other way, since the limiter swings back from what ran before.
 """
 
 import json
@@ -159,12 +160,16 @@ def measure(launches: Mapping[str, Launch], board: Board, timing: Timing) -> dic
         for _ in range(3):
             launch()
         chunk[name] = max(1, round(_CHUNK_SECONDS / _seconds(launch, 3)))
+    names = list(launches)
     for _ in range(timing.rounds):
         if timing.has_burst:
-            for name, launch in launches.items():
-                samples[name].burst_seconds.append(_burst(launch))
-        for name, launch in launches.items():
-            _steady(launch, chunk[name], board, timing.segment_seconds, samples[name])
+            for name in names:
+                samples[name].burst_seconds.append(_burst(launches[name]))
+        # From rest to the power limit nothing counts; then the limiter has the board.
+        _steady(launches[names[0]], chunk[names[0]], board, timing.segment_seconds, Samples())
+        for name in names:
+            _steady(launches[name], chunk[name], board, timing.segment_seconds, samples[name])
+        names.reverse()
     return samples
 
 
