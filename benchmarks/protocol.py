@@ -7,9 +7,10 @@ GPU's own counter, read at the moments it advances; a result without its stamp i
 
 A burst is six launches after a pause of 0.6 s, at the clock of a cool GPU. The steady state is
 what continuous work settles at: a segment runs one implementation without a gap, and the second
-half of the segment counts. A matrix-bound kernel holds the board at its power cap, so the
-segments of the peers keep it warm for each other, and one before them warms it for the first.
-Every second round goes the other way, since the limiter swings back from what ran before.
+half of the segment counts. A matrix-bound kernel holds the board at its power limit. The limiter
+swings for a second or two after a rest, so that what runs then draws up to a tenth more or less
+than the limit: seconds of work come first that do not count, no rest lies between segments, and
+every second round goes the other way.
 """
 
 import json
@@ -40,6 +41,7 @@ _BURST_LAUNCHES = 6
 # Launches between two events of a segment take about this long: long beside an event's
 # resolution (0.5 us) and the CPU's work, short beside the 0.1 s in which clocks move.
 _CHUNK_SECONDS = 0.03
+_WARM_SECONDS = 2.0
 _METER_SECONDS = 0.001  # between two looks at the counter of energy
 _METER_PATIENCE_SECONDS = 1.0  # until a counter that does not advance is left alone
 
@@ -161,12 +163,13 @@ def measure(launches: Mapping[str, Launch], board: Board, timing: Timing) -> dic
             launch()
         chunk[name] = max(1, round(_CHUNK_SECONDS / _seconds(launch, 3)))
     names = list(launches)
-    for _ in range(timing.rounds):
-        if timing.has_burst:
+    if timing.has_burst:
+        for _ in range(timing.rounds):
             for name in names:
                 samples[name].burst_seconds.append(_burst(launches[name]))
-        # From rest to the power limit nothing counts; then the limiter has the board.
-        _steady(launches[names[0]], chunk[names[0]], board, timing.segment_seconds, Samples())
+    # From rest to the power limit, and until the limiter has stopped swinging, nothing counts.
+    _steady(launches[names[0]], chunk[names[0]], board, _WARM_SECONDS, Samples())
+    for _ in range(timing.rounds):
         for name in names:
             _steady(launches[name], chunk[name], board, timing.segment_seconds, samples[name])
         names.reverse()
@@ -287,10 +290,10 @@ def cpu_stamp() -> dict[str, Any]:
 
 
 def command() -> str:
-    """Return the command line of this run, without where it wrote its result."""
+    """Return the command line of this run, without the places of its kernels and its result."""
     words = ["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]
-    if "--out" in words:
-        place = words.index("--out")
+    for option in {"--out", "--bundle"} & {*words}:
+        place = words.index(option)
         del words[place : place + 2]
     return " ".join(words)
 

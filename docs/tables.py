@@ -287,6 +287,23 @@ def decode(peers: tuple[str, ...] = ("fa3", "cudnn", "flex")) -> str:
     return "\n".join(lines)
 
 
+def overhead() -> str:
+    """Return the table of what a warm call costs the host."""
+    result = json.loads((RESULTS / "overhead.json").read_text(encoding="utf-8"))
+    stamp = result["stamp"]
+    names = ("raw", "no_grad_above_raw", "grad_above_raw")
+    lines = [
+        f"{stamp['gpu']}, {stamp['host']}, torch {stamp['torch']}, {stamp['date']}: "
+        f"`{stamp['command']}`. Microseconds a call.",
+        "",
+        "| call | raw launch | above it without grad | above it with grad recorded |",
+        "|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        lines.append(f"| {row['case']} | {' | '.join(f'{row[name]:.1f}' for name in names)} |")
+    return "\n".join(lines)
+
+
 def varlen() -> str:
     """Return the table of packed sequences: beside FlashAttention-3, and beside our dense rate."""
     result = json.loads((RESULTS / "varlen.json").read_text(encoding="utf-8"))
@@ -315,6 +332,8 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "decode": decode,
         "varlen": varlen,
         "forward mods": lambda: speed("forward_mods", ("flex",)),
+        "block sparse": lambda: speed("block_sparse", ("flex",)),
+        "overhead": overhead,
     },
     "environment.md": {"environment": environment},
     "mods.md": {"mods": mods, "functions": traced_functions},

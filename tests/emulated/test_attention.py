@@ -67,7 +67,9 @@ def test_ctas_that_find_no_packed_tile_load_nothing() -> None:
 
 def test_both_sizes_of_a_case_have_one_plan() -> None:
     def side(case, is_small: bool) -> str:
-        is_few = case.queries(is_small=is_small) <= FEW_QUERIES
+        # Wide heads have no plan for few queries.
+        is_narrow = case.shape.v[-1] <= 256 >= case.shape.k[-1]
+        is_few = case.queries(is_small=is_small) <= FEW_QUERIES and is_narrow
         return "few" if is_few else length_of(case.keys(is_small=is_small))
 
     assert not [case.name for case in CASES if side(case, False) != side(case, True)]

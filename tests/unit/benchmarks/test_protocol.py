@@ -32,8 +32,8 @@ def test_measure_runs_the_implementations_in_turns(gpu):
     launches = {name: (lambda name=name: gpu.launch(name, 1e-2)) for name in "ab"}
     protocol.measure(launches, gpu, Timing(rounds=3, segment_seconds=0.3))
     order = [x for x, y in zip(gpu.launched, [None, *gpu.launched]) if x != y]
-    # First launches; burst and steady of each in a round; then the other way, and so on.
-    assert "".join(order) == "ab" + "abab" + "aba" + "bab"
+    # First launches, bursts, warm-up and steady turns, every second round the other way.
+    assert "".join(order) == "ab" + "ababab" + "ab" + "a" + "b"
 
 
 def test_measure_keeps_the_gpu_busy_in_a_segment(gpu):
