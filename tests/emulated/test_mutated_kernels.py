@@ -21,7 +21,7 @@ from fovea.testing.problems import dense_problem
 
 _JUNK = ("0", "-1", "0xffffffffffff", "%p", "{", "}", "[", "]", "@", "!", ".", "1.5", "$L", "|",
          ";", "4294967295", "18446744073709551615")  # fmt: skip
-_STEPS = 2000  # a correct launch takes 1324 and 611
+_STEPS = 4000  # more than a correct launch takes: two CTAs on sm90
 
 
 @cache
@@ -40,7 +40,7 @@ def _kernel(arch_name: str):
         launcher = load_launcher(artifact.launcher_object, changed)
         options = Options(seed=seed, max_steps=_STEPS)
         launch = ForwardLaunch(
-            problem, plan, 1, lambda *arguments: launcher(*arguments, options=options)
+            problem, plan, 2, lambda *arguments: launcher(*arguments, options=options)
         )
         launch(tensors_of(problem), numbers_of(problem))
 
@@ -69,7 +69,7 @@ def _mutate(pieces: list[str], seed: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("arch_name", "first"), [("sm90", 0), pytest.param("sm100", 200, marks=pytest.mark.slow)]
+    ("arch_name", "first"), [("sm90", 0), pytest.param("sm100", 0, marks=pytest.mark.slow)]
 )
 def test_changed_kernel_runs_or_raises_a_located_error(arch_name: str, first: int) -> None:
     pieces, run = _kernel(arch_name)
