@@ -137,8 +137,8 @@ def make_score_context(
         evaluator = _evaluator(plan, context, name)
         is_hoisted = evaluator is not None and evaluator.loads_by_row <= budget
         budget -= evaluator.loads_by_row if is_hoisted else 0
-        row = [_position(context, 0, cutlass.Int32(0))]
-        hoisted.append(evaluator.hoist(row) if is_hoisted else ())
+        places = [_position(context, 0, cutlass.Int32(0))]
+        hoisted.append(evaluator.hoist(places) if is_hoisted else ())
     return context._replace(hoisted=tuple(hoisted))
 
 
