@@ -272,14 +272,16 @@ def _like(
     problem: AttentionProblem, scale: float, seqlen_q: int, seqlen_kv: int
 ) -> AttentionProblem:
     """Return the call with other numbers and key lengths; nothing of it can be run."""
+    # Pages keep their size; how many keys there are is said beside them.
+    keys = problem.k.shape[1] if problem.is_paged else seqlen_kv
     tensors = {
         name: torch.empty(
             (1, length, tensor.shape[-2], tensor.shape[-1]), dtype=tensor.dtype, device="meta"
         )
         for name, tensor, length in (
             ("q", problem.q, seqlen_q),
-            ("k", problem.k, seqlen_kv),
-            ("v", problem.v, seqlen_kv),
+            ("k", problem.k, keys),
+            ("v", problem.v, keys),
         )
     }
     mods = {

@@ -234,3 +234,21 @@ def test_text_fits_a_terminal_and_says_no_condition_twice():
     assert "at most 1024 keys" not in text
     words = " ".join(text.split())
     assert "scale > 0, at most 64 queries, mods in 32-bit integers" in words
+
+
+@pytest.mark.parametrize("num_queries", [1, 100])
+def test_every_variant_of_a_paged_call_has_its_page_size(num_queries):
+    q = torch.empty(4 * num_queries, 8, 128, dtype=torch.bfloat16, device="meta")
+    pages = torch.empty(40, 16, 2, 128, dtype=torch.bfloat16, device="meta")
+    starts = torch.empty(5, dtype=torch.int32, device="meta")
+    found = fovea.explain(
+        *(q, pages, pages),
+        cu_seqlens_q=starts,
+        max_seqlen_q=num_queries,
+        max_seqlen_kv=160,
+        seqused_kv=starts[1:],
+        page_table=torch.empty(4, 10, dtype=torch.int32, device="meta"),
+    )
+    for kernel in found.kernels:
+        assert len(kernel.variants) > 1
+        assert all(text.partition(":")[0].endswith("_pages16") for text in kernel.variants)
