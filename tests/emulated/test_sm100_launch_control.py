@@ -58,6 +58,7 @@ def _ctas(launch: Result) -> list[int]:
     return sorted({cta[0] for cta, warp in launch.counters_by_warp if warp == 0})
 
 
+@pytest.mark.slow
 def test_ctas_whose_request_is_declined_end_and_others_are_started() -> None:
     problem, run = _kernel(PACKED)
     first, launch = run(Options(async_delay="eager"))
