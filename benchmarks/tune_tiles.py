@@ -33,49 +33,35 @@ from fovea.plan.sm90 import ForwardPlan, TileShape
 from fovea.problem import AttentionProblem, Request, make_dense
 from fovea.problem.parts import numbers_of, tensors_of
 
-# What differs from a plain shape, by name, beside (rows, keys, stages of K and V, Q buffers).
-_PAIR, _IDLE = {"cluster": 2}, {"skips_idle": True}
-
-
-def _shapes(
-    *found: tuple[tuple[int, int, int, int], *tuple[dict[str, Any], ...]],
-) -> list[TileShape]:
-    """Return tile shapes of their sizes and what else differs."""
-    return [
-        TileShape(*sizes, **{name: value for part in parts for name, value in part.items()})
-        for sizes, *parts in found
-    ]
-
-
-CANDIDATES: dict[int, list[TileShape]] = {
-    64: _shapes(
-        ((256, 64, 6, 2), _IDLE),
-        ((192, 128, 3, 2), _IDLE),
-        ((256, 64, 6, 2),),
-        ((256, 64, 6, 2), _PAIR),
-        ((192, 128, 3, 2),),
-        ((192, 128, 3, 2), _PAIR),
-        ((192, 96, 3, 2),),
-        ((192, 64, 6, 2),),
-        ((128, 128, 3, 2),),
-        ((128, 176, 3, 2),),
+CANDIDATES: dict[int, tuple[TileShape, ...]] = {
+    64: (
+        TileShape(256, 64, 6, 2, skips_idle=True),
+        TileShape(192, 128, 3, 2, skips_idle=True),
+        TileShape(256, 64, 6, 2),
+        TileShape(256, 64, 6, 2, cluster=2),
+        TileShape(192, 128, 3, 2),
+        TileShape(192, 128, 3, 2, cluster=2),
+        TileShape(192, 96, 3, 2),
+        TileShape(192, 64, 6, 2),
+        TileShape(128, 128, 3, 2),
+        TileShape(128, 176, 3, 2),
     ),
-    128: _shapes(
-        ((192, 64, 4, 2), _IDLE),
-        ((192, 64, 4, 2),),
-        ((192, 64, 4, 2), _PAIR),
-        ((192, 80, 3, 2),),
-        ((128, 128, 2, 2),),
-        ((128, 128, 3, 1),),
-        ((128, 176, 2, 1),),
-        ((128, 64, 4, 2),),
+    128: (
+        TileShape(192, 64, 4, 2, skips_idle=True),
+        TileShape(192, 64, 4, 2),
+        TileShape(192, 64, 4, 2, cluster=2),
+        TileShape(192, 80, 3, 2),
+        TileShape(128, 128, 2, 2),
+        TileShape(128, 128, 3, 1),
+        TileShape(128, 176, 2, 1),
+        TileShape(128, 64, 4, 2),
     ),
-    192: _shapes(((128, 96, 2, 1),), ((128, 112, 2, 1), _PAIR)),
-    256: _shapes(
-        ((128, 64, 2, 1),),
-        ((128, 64, 2, 1), _PAIR),
-        ((128, 80, 2, 1),),
-        ((128, 80, 2, 1), _PAIR),
+    192: (TileShape(128, 96, 2, 1), TileShape(128, 112, 2, 1, cluster=2)),
+    256: (
+        TileShape(128, 64, 2, 1),
+        TileShape(128, 64, 2, 1, cluster=2),
+        TileShape(128, 80, 2, 1),
+        TileShape(128, 80, 2, 1, cluster=2),
     ),
 }
 
