@@ -7,8 +7,10 @@ per memory cell, the last write and the last read of each agent that reads there
 
 Proxies: `seen` covers everything observed; `fenced` covers only generic writes followed by
 `fence.proxy.async`. A generic access is judged by `seen`; an access of the async proxy is judged
-by `fenced` for earlier generic writes, by `seen` for everything else (a generic read before an
-async write needs no proxy fence: the arrival that frees the stage orders it).
+by `fenced` for earlier generic writes, by `seen` for everything else. A generic read before an async
+write needs no proxy fence where a copy or product fills a stage again: the arrival that frees the
+stage orders it, and neither the manual's examples nor compilers put a fence there. Where they do, the
+access says so (`Access.needs_fenced_reads`).
 
 A generic write that leaves the bytes of a cell as they are conflicts with no generic access: the
 cell then has several writers of equal bytes. A reader must know of one of them, a writer of other
@@ -79,6 +81,8 @@ class Access:
         unfenced: what relaxed waits of a warp have met, for its next fence to acquire.
         tensor: what a tcgen05 operation may rely on in tensor memory where its kernel uses
             tcgen05.fence (None: all that `clock` has seen).
+        needs_fenced_reads: whether a write of the async proxy asks a proxy fence of earlier generic
+            reads too, as the response to clusterlaunchcontrol does.
     """
 
     warp: Any
@@ -92,6 +96,7 @@ class Access:
     fenced: Clock | None = None
     unfenced: Clock | None = None
     tensor: Clock | None = None
+    needs_fenced_reads: bool = False
 
     def tick(self) -> None:
         """Advance a warp's own time: call after a release, so later work is told apart."""
@@ -177,7 +182,11 @@ class Shadow:
         self._judge_write(cells, access, byte_mask, "write", changed)
         if len(self._readers):
             times = self.reads[cells]
-            late = times > access.clock.seen[self._readers]
+            clock, readers = access.clock, self._readers
+            known = clock.seen[readers]
+            if access.needs_fenced_reads:
+                known = np.where(self.notes.is_generic[readers], clock.fenced[readers], known)
+            late = times > known
             if late.any():
                 self._judge_reads(cells, times, late, access, byte_mask, changed)
         self.write_agent[cells] = access.agent
@@ -329,6 +338,9 @@ class Shadow:
         cell = self._cell_of(cells, position)
         note = self.notes.last_read_note(agent)
         rule = "the stage is reused before its last reader released it"
+        time = int(self.reads[cell, self._columns[agent]])
+        if access.needs_fenced_reads and time <= access.clock.seen[agent]:
+            rule = "a generic read needs fence.proxy.async before the async proxy writes there again"
         self._raise("write", "read", access, note, rule, cell)
 
     def _cell_of(self, cells: Any, position: int) -> int:

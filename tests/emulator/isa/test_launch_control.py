@@ -3,14 +3,27 @@
 import numpy as np
 import pytest
 
-from fovea.emulator import Fault, Options, load_ptx
+from fovea.emulator import Fault, Options, RaceError, load_ptx
 
 FIRST = "clusterlaunchcontrol.query_cancel.get_first_ctaid::x.b32.b128 %x, %handle;"
+FENCE = "fence.proxy.async.shared::cta;"
 VECTOR = "clusterlaunchcontrol.query_cancel.get_first_ctaid.v4.b32.b128 {%x, %y, _, _}, %handle;"
 
 
-def kernel(*, cluster=1, first=FIRST, wait="@!%p bra wait;", stop="@!%p bra end;"):
-    """Each CTA adds 1 at its index, then asks for the index of a cluster that has not started."""
+def kernel(
+    *,
+    cluster=1,
+    first=FIRST,
+    wait="@!%p bra wait;",
+    stop="@!%p bra end;",
+    before="",
+    after=FENCE,
+    ask="",
+):
+    """Each CTA adds 1 at its index, then asks for the index of a cluster that has not started.
+
+    `before` and `after` stand around the reading of the response, `ask` before a request.
+    """
     multicast = ".multicast::cluster::all" if cluster > 1 else ""
     return f"""
 .version 8.7
@@ -31,6 +44,7 @@ def kernel(*, cluster=1, first=FIRST, wait="@!%p bra wait;", stop="@!%p bra end;
 next:
     @%one mbarrier.arrive.expect_tx.shared.b64 _, [%m], 16;
     barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+    {ask}
     @%{"lead" if cluster > 1 else "one"} clusterlaunchcontrol.try_cancel.async.shared::cta\
 .mbarrier::complete_tx::bytes{multicast}.b128 [%r], [%m];
     add.u32 %v, %x, %rank; mul.wide.u32 %at, %v, 4; add.u64 %at, %out, %at;
@@ -38,9 +52,10 @@ next:
 wait:
     mbarrier.try_wait.parity.shared.b64 %p, [%m], %phase;
     {wait}
+    {before}
     ld.shared.v2.b64 {{%h0, %h1}}, [%r]; mov.b128 %handle, {{%h0, %h1}};
     clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p, %handle;
-    fence.proxy.async.shared::cta;
+    {after}
     xor.b32 %phase, %phase, 1;
     {stop}
     {first}
@@ -68,6 +83,37 @@ def test_response_read_before_its_wait_is_reported():
     for seed in range(10):
         with pytest.raises(Fault):
             module.launch("k", 12, 32, args=[np.zeros(12, np.uint32)], options=Options(seed=seed))
+
+
+ONE_WAY = "fence.proxy.async::generic.release.sync_restrict::shared::cta.cluster;"
+
+
+@pytest.mark.parametrize(
+    ("places", "is_clean"),
+    [
+        ({"after": FENCE}, True),
+        ({"after": ONE_WAY}, True),
+        ({"after": "", "ask": FENCE}, True),  # the one who asks knows of all reads
+        ({"after": ""}, False),
+        ({"after": "", "before": FENCE}, False),  # covers the reads before, not this one
+    ],
+)
+@pytest.mark.parametrize(("cluster", "threads"), [(1, 32), (1, 64), (2, 32)])
+def test_response_read_before_the_next_request_needs_a_proxy_fence(
+    cluster, threads, places, is_clean
+):
+    module = load_ptx(kernel(cluster=cluster, **places))
+    for seed in range(3):
+        out = np.zeros(12, np.uint32)
+        options = Options(seed=seed, async_delay="eager")
+        if is_clean:
+            module.launch("k", 12, threads, cluster, args=[out], options=options)
+            assert out.tolist() == [1] * 12
+            continue
+        with pytest.raises(RaceError, match="read needs fence.proxy.async") as found:
+            module.launch("k", 12, threads, cluster, args=[out], options=options)
+        assert "ld.shared.v2.b64" in found.value.other
+        assert "try_cancel" in str(found.value)
 
 
 def test_requests_are_declined_and_taken_out_of_order_by_some_seeds():

@@ -100,6 +100,17 @@ def test_generic_write_then_bulk_store_needs_proxy_fence() -> None:
     )
 
 
+def test_proxy_fence_before_the_write_it_should_cover_is_reported() -> None:
+    body = """shl.b32 %v, %t, 4; add.u32 %v, %v, %s;
+        @@
+        bar.sync 0;
+        @%q cp.async.bulk.global.shared::cta.bulk_group [%b], [%s], 1024;
+        cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;"""
+    write, fence = "st.shared.v4.b32 [%v], {%t, %t, %t, %t};", "fence.proxy.async.shared::cta;"
+    assert races(body.replace("@@", f"{write} {fence}")) == 0
+    assert races(body.replace("@@", f"{fence} {write}")) == 20
+
+
 def test_bulk_store_then_overwrite_needs_read_wait() -> None:
     check(
         """shl.b32 %v, %t, 4; add.u32 %v, %v, %s;

@@ -2,6 +2,10 @@
 
 What lives here: try_cancel and query_cancel. Not here: which clusters start when (`schedule.py`).
 
+The response is written by the async proxy where the last one was read by the generic one, and needs a
+proxy fence between: the manual's example has one after the read, and so have the programming guide's,
+CUTLASS's and CuTe-DSL's, though an mbarrier orders the two as it does for stages of copies.
+
 Invariant: a cluster is either started or cancelled by exactly one request. The manual promises
 neither an order nor success: unless work is eager, which cluster is taken and whether a request is
 declined while some are left (as for a kernel that preempts this one) go by the seed. The response
@@ -11,6 +15,7 @@ Source: PTX ISA 9.7.13.17-18; of preemption, CUDA programming guide, "Work Steal
 Launch Control".
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -78,7 +83,8 @@ def _effect(to: SharedPlace, mbar: SharedPlace, response: list[Array]) -> Effect
     def effect(operation: Operation) -> None:
         if not response:
             response.append(_cancel(operation.access.warp.machine))
-        to.cta.shared.write(to.offset, response[0], operation.access)
+        access = replace(operation.access, needs_fenced_reads=True)
+        to.cta.shared.write(to.offset, response[0], access)
         complete_bytes(mbar, _RESPONSE_BYTES, operation)
 
     return effect

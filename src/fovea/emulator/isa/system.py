@@ -20,10 +20,11 @@ _SCOPES = "cta cluster gpu sys"
              sem="acquire release", sync_restrict="sync_restrict::shared::cluster "
              "sync_restrict::shared::cta", scope=_SCOPES)  # fmt: skip
 def fence_proxy_async(ins: Instruction) -> Decoded:
-    """Make generic writes seen so far visible to the async proxy."""
+    """Order generic accesses seen so far before those of the async proxy."""
 
     def run(w: Any, mask: Array) -> None:
         w.access.clock.fence_proxy()
+        w.access.tick()  # what the warp does next is not fenced
 
     return run
 
