@@ -83,6 +83,19 @@ def test_answer_read_without_its_wait_is_reported() -> None:
         run(Options(seed=0, async_delay="late"), change)
 
 
+def test_request_without_the_fence_behind_the_last_answer_is_reported() -> None:
+    _, run = _kernel(PACKED)
+
+    def change(text: str) -> str:
+        changed, count = re.subn(r"fence\.proxy\.async\.shared::cta;(?=[^;]*;\s+elect)", "", text)
+        assert count == 2  # of the first request, which has none before it, and of the others
+        return changed
+
+    with pytest.raises(RaceError, match="read needs fence.proxy.async") as found:
+        run(Options(seed=0), change)
+    assert "clusterlaunchcontrol.try_cancel" in str(found.value)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
