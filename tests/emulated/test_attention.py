@@ -6,9 +6,9 @@ from cases import CASES, case_named
 from judge import judge, judge_gradients, judge_problem, run
 
 import fovea
-from fovea.arch import arch_named
+from fovea.arch import SM90, arch_named
 from fovea.emulator import Options
-from fovea.plan.select import FEW_QUERIES, length_of
+from fovea.plan.select import FEW_QUERIES, forward_plan, length_of
 from fovea.problem import ForwardResult, Request, make_dense
 from fovea.runtime.emulated import emulate
 from fovea.testing.inputs import Shape, dense_qkv
@@ -63,6 +63,21 @@ def test_ctas_that_find_no_packed_tile_load_nothing() -> None:
     many = emulate(problem, arch_named("sm90"), num_sms=60, options=Options(async_delay="late"))[0]
     assert torch.equal(few.out, many.out)
     assert torch.equal(few.lse, many.lse)
+
+
+def test_machine_smaller_than_a_cluster_runs_one() -> None:
+    problem = case_named("d5 dv3").build("cpu", is_small=True).problem()
+    assert forward_plan(problem, SM90).cluster == 2
+    result, (launch,) = emulate(problem, SM90, num_sms=1)
+    assert {cta for cta, _ in launch.counters_by_warp} == {(0, 0, 0), (1, 0, 0)}
+    judgement = judge_problem(problem, result)
+    assert judgement.wrong is None, judgement.wrong
+
+
+def test_machine_without_sms_is_refused() -> None:
+    problem = case_named("d5 dv3").build("cpu", is_small=True).problem()
+    with pytest.raises(ValueError, match="num_sms=0 must be at least 1"):
+        emulate(problem, SM90, num_sms=0)
 
 
 def test_both_sizes_of_a_case_have_one_plan() -> None:

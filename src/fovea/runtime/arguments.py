@@ -100,7 +100,8 @@ class ForwardLaunch:
             _is_whole(shape, strides)
             for shape, strides in (*layouts, (self.out_shape, self.out_strides))
         )
-        self.integers = _integers(problem, num_sms)
+        # Fewer SMs than one cluster takes, as a caller of the emulator may say, run that cluster.
+        self.integers = _integers(problem, max(num_sms, plan.cluster))
         # A packed batch, and the rows behind it.
         self.num_sequences = 0 if problem.varlen is None else problem.batch + 1
         self.needs_counter = plan.needs_counter

@@ -46,10 +46,15 @@ def emulate(
     Args:
         problem: on CPU tensors.
         arch: whose kernel.
-        num_sms: SMs of the machine, so CTAs of a persistent grid.
+        num_sms: SMs of the machine, so CTAs of a persistent grid, which has one cluster at least.
         splits: parts of the keys, where a plan packs heads; None = what such a machine would get.
         options: schedule, seed and checks of the emulator.
+
+    Raises:
+        ValueError: a machine without SMs.
     """
+    if num_sms < 1:
+        raise ValueError(f"num_sms={num_sms} must be at least 1")
     trivial = trivial_forward(problem)
     if trivial is not None:
         return trivial, ()
