@@ -8,7 +8,7 @@ First the kernel as it is runs every launch of `LAUNCHES` (or the one of `--seql
 seeds: it must be silent and equal in every bit. Then each variant of `fovea.emulator.planting` that
 a launch got to runs under seed 0, 1, ... until it is reported. Prints a table by kind, and each
 variant that no seed reported: as redundant, with what orders the same accesses without it
-(`REDUNDANT`), or as silent. Writes the same as JSON with `--out`.
+(`redundant_statements.py`), or as silent. Writes the same as JSON with `--out`.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from redundant_statements import REDUNDANT
 
 from fovea.arch import arch_named
 from fovea.compile.cache import get_artifact
@@ -82,48 +83,6 @@ LAUNCHES = (
     Launch(name="short", seqlen_q=1152, seqlen_kv=64),
     Launch(name="redo", seqlen_q=512, seqlen_kv=448, is_falling=True),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Redundant:
-    """A statement that may be left out, and what orders the same accesses without it.
-
-    It is found by its number among the statements of its opcode; should the kernel get more or
-    fewer of them, it explains nothing until somebody has looked again.
-    """
-
-    opcode: str
-    number: int
-    of: int
-    reason: str
-
-
-_FENCED = (
-    "the wgmma.fence at the product issued just before follows the last access of these "
-    "accumulators and of A (PTX ISA 9.7.15.7.1 asks for a fence between access and product)"
-)
-_ONE_WAIT = (
-    "every warp has waited for its wgmma, and a wait of one warp covers the whole product, which "
-    "read all rows; what is written after it is the warp's own rows"
-)
-# of the kernel for sm_90a at head dim 128
-REDUNDANT = (
-    Redundant(
-        opcode="fence.mbarrier_init", number=1, of=1,
-        reason="one CTA: bar.sync 0 orders the initialisation; the fence is for a cluster",
-    ),
-    Redundant(
-        opcode="mbarrier.try_wait", number=5, of=20,
-        reason="a K stage is released before the V stage of the step before, and the load role has "
-        "waited for that V stage at the end of the tile before",
-    ),
-    Redundant(opcode="wgmma.fence", number=3, of=7, reason=_FENCED),
-    Redundant(opcode="wgmma.fence", number=5, of=7, reason=_FENCED),
-    Redundant(opcode="wgmma.fence", number=7, of=7, reason=_FENCED),
-    Redundant(opcode="bar.sync", number=5, of=9, reason=_ONE_WAIT),
-    Redundant(opcode="bar.sync", number=8, of=9, reason=_ONE_WAIT),
-    Redundant(opcode="bar.sync", number=9, of=9, reason=_ONE_WAIT),
-)  # fmt: skip
 
 
 class Kernel:
@@ -207,15 +166,15 @@ def baseline(kernel: Kernel, seeds: int) -> tuple[list[torch.Tensor], frozenset[
     return expected, lines
 
 
-def reason_for(fault: PlantedFault, text: str) -> str:
-    """Return why a statement may be left out ("" if nobody knows)."""
+def reason_for(fault: PlantedFault, faults: Sequence[PlantedFault], label: str) -> str:
+    """Return why a statement may be left out ("" if nobody knows); `faults` are all of a text."""
     if fault.kind in ("phase", "count", "expect_tx"):
         return ""
-    for item in REDUNDANT:
-        places = {
-            other.line for other in plant_faults(text) if item.opcode in other.statement.split()[0]
-        }
-        if len(places) == item.of and fault.line == sorted(places)[item.number - 1]:
+    for item in REDUNDANT.get(label, ()):
+        places = sorted(
+            {other.line for other in faults if item.opcode in other.statement.split()[0]}
+        )
+        if len(places) == item.of and fault.line in [places[n - 1] for n in item.numbers]:
             return item.reason
     return ""
 
@@ -280,7 +239,9 @@ def main() -> int:
     setting = (launches, use.head_dim, use.causal, use.arch)
     _prepare(*setting)
     expected, lines = baseline(_kernel[0], use.seeds)
-    faults = [fault for fault in plant_faults(_kernel[0].ptx) if fault.line in lines]
+    every_fault = plant_faults(_kernel[0].ptx)
+    label = f"{use.arch} d{use.head_dim}{' causal' if use.causal else ''}"
+    faults = [fault for fault in every_fault if fault.line in lines]
     if use.only:
         faults = [f for f in faults if any(word in f.statement for word in use.only)]
     if use.lines:
@@ -289,7 +250,7 @@ def main() -> int:
     with ProcessPoolExecutor(use.jobs, initializer=_prepare, initargs=setting) as pool:
         rows: list[dict[str, Any]] = []
         for fault, row in zip(faults, pool.map(_work, items)):
-            row["reason"] = reason_for(fault, _kernel[0].ptx) if use.arch == "sm90" else ""
+            row["reason"] = reason_for(fault, every_fault, label)
             rows.append(row)
             found = "silent"
             if row["seed"] is not None:
