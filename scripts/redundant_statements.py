@@ -59,8 +59,8 @@ _NOTHING_SINCE = (
     "memory, or was read before it told of O"
 )
 _ANNOUNCED = (
-    "the announcement received just before comes after the epilogue has given back the tile whose O "
-    "this is, and so has read it"
+    "the announcement received just before comes after the epilogue has given back the tile of "
+    "this O, and so has read it"
 )
 
 _SM90_D128 = (

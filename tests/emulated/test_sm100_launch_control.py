@@ -91,7 +91,7 @@ def test_request_without_the_fence_behind_the_last_answer_is_reported() -> None:
         assert count == 2  # of the first request, which has none before it, and of the others
         return changed
 
-    with pytest.raises(RaceError, match="read needs fence.proxy.async") as found:
+    with pytest.raises(RaceError, match=r"read needs fence\.proxy\.async") as found:
         run(Options(seed=0), change)
     assert "clusterlaunchcontrol.try_cancel" in str(found.value)
 

@@ -7,10 +7,10 @@ per memory cell, the last write and the last read of each agent that reads there
 
 Proxies: `seen` covers everything observed; `fenced` covers only generic writes followed by
 `fence.proxy.async`. A generic access is judged by `seen`; an access of the async proxy is judged
-by `fenced` for earlier generic writes, by `seen` for everything else. A generic read before an async
-write needs no proxy fence where a copy or product fills a stage again: the arrival that frees the
-stage orders it, and neither the manual's examples nor compilers put a fence there. Where they do, the
-access says so (`Access.needs_fenced_reads`).
+by `fenced` for earlier generic writes, by `seen` for everything else. A generic read before an
+async write needs no proxy fence where a copy fills a stage again: the arrival that frees the stage
+orders it, and the pipelines of CUTLASS, flash-attn-4 and Triton have no fence there. Where the
+manual's own example has one, the access says so (`Access.needs_fenced_reads`).
 
 A generic write that leaves the bytes of a cell as they are conflicts with no generic access: the
 cell then has several writers of equal bytes. A reader must know of one of them, a writer of other
@@ -340,7 +340,9 @@ class Shadow:
         rule = "the stage is reused before its last reader released it"
         time = int(self.reads[cell, self._columns[agent]])
         if access.needs_fenced_reads and time <= access.clock.seen[agent]:
-            rule = "a generic read needs fence.proxy.async before the async proxy writes there again"
+            rule = (
+                "a generic read needs fence.proxy.async before the async proxy writes there again"
+            )
         self._raise("write", "read", access, note, rule, cell)
 
     def _cell_of(self, cells: Any, position: int) -> int:

@@ -135,6 +135,8 @@ class Scheduler:
                         waiting=tuple(o.describe() for o in cluster.engine.pending),
                     )
             for cta in cluster.ctas:
+                if self._machine.options.detect_races:
+                    cta.check_visits()
                 if cta.tmem.allocated_columns:
                     raise IllegalOperand(
                         f"CTA {cta.index} exits with {cta.tmem.allocated_columns} tensor memory "

@@ -110,7 +110,7 @@ def test_response_read_before_the_next_request_needs_a_proxy_fence(
             module.launch("k", 12, threads, cluster, args=[out], options=options)
             assert out.tolist() == [1] * 12
             continue
-        with pytest.raises(RaceError, match="read needs fence.proxy.async") as found:
+        with pytest.raises(RaceError, match=r"read needs fence\.proxy\.async") as found:
             module.launch("k", 12, threads, cluster, args=[out], options=options)
         assert "ld.shared.v2.b64" in found.value.other
         assert "try_cancel" in str(found.value)

@@ -203,6 +203,35 @@ def test_remote_access_after_the_other_cta_exited_is_reported() -> None:
     )
 
 
+_SYNC = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
+_ARRIVE_AT_THE_OTHER = f"""@%q mbarrier.init.shared.b64 [%m], 1;
+    {_SYNC}
+    .reg .b32 %c, %d; mov.u32 %c, %cluster_ctarank; xor.b32 %d, %c, 1;
+    mapa.shared::cluster.u32 %v, %m, %d;
+    @%q mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%v];
+    @@"""
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [_SYNC, "W: mbarrier.try_wait.parity.acquire.cluster.shared.b64 %e, [%m], 0; @!%e bra W;"],
+)
+def test_remote_arrival_needs_an_exit_that_knows_of_it(wait: str) -> None:
+    assert races(_ARRIVE_AT_THE_OTHER.replace("@@", wait), cluster=2) == 0
+    assert races(_ARRIVE_AT_THE_OTHER.replace("@@", ""), cluster=2) == 20
+
+
+def test_remote_read_needs_an_exit_that_knows_of_it() -> None:
+    body = f"""@%q st.shared.b32 [%s], 5;
+        {_SYNC}
+        .reg .b32 %c, %d; mov.u32 %c, %cluster_ctarank; xor.b32 %d, %c, 1;
+        mapa.shared::cluster.u32 %v, %s, %d;
+        @%q ld.shared::cluster.b32 %r, [%v];
+        @@"""
+    assert races(body.replace("@@", _SYNC), cluster=2) == 0
+    assert races(body.replace("@@", ""), cluster=2) == 20
+
+
 def test_mbarrier_used_by_another_warp_needs_a_barrier_after_its_initialisation() -> None:
     check(
         f"""@%q mbarrier.init.shared.b64 [%m], 1;

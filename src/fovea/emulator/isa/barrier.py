@@ -46,7 +46,7 @@ def shared_place(ins: Instruction, w: Any, address: int, lane: int) -> tuple[Any
             "the address is not in the shared memory of this cluster",
             w.where(ins, lane=lane, address=address, space="shared"),
         )
-    if cta.is_exited:
+    if not cta.visit(w, ins):
         raise IllegalOperand(
             f"CTA {cta.index} has exited: its mbarriers are gone (a cluster barrier before the "
             "exit is missing)",

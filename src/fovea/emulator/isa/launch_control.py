@@ -2,9 +2,9 @@
 
 What lives here: try_cancel and query_cancel. Not here: which clusters start when (`schedule.py`).
 
-The response is written by the async proxy where the last one was read by the generic one, and needs a
-proxy fence between: the manual's example has one after the read, and so have the programming guide's,
-CUTLASS's and CuTe-DSL's, though an mbarrier orders the two as it does for stages of copies.
+The response is written by the async proxy where the last one was read by the generic one, and needs
+a proxy fence between: the manual's example has one after the read, and so have the programming
+guide's, CUTLASS's and CuTe-DSL's, though an mbarrier orders the two as for stages of copies.
 
 Invariant: a cluster is either started or cancelled by exactly one request. The manual promises
 neither an order nor success: unless work is eager, which cluster is taken and whether a request is

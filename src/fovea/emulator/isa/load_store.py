@@ -72,7 +72,7 @@ def _remote(ins: Instruction, w: Any, addresses: Array, mask: Array) -> Groups:
         cta = w.cta.cluster.cta_of(rank << RANK_SHIFT)
         if cta is None:
             raise _no_such(ins, w, addresses, mask, int(np.argmax(ranks == rank)), "shared")
-        if cta.is_exited:
+        if not cta.visit(w, ins):
             raise OutOfBounds(
                 f"CTA {cta.index} has exited: its shared memory is gone (a cluster barrier before "
                 "the exit is missing)",

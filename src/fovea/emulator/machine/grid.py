@@ -167,6 +167,8 @@ class Cta:
         self.mbarriers: dict[int, MBarrier] = {}
         self.state: dict[Any, Any] = {}
         self.is_exited = False
+        # the last access of each warp of another CTA: its time, the warp, the instruction
+        self.visits: dict[int, tuple[int, Warp, Any]] = {}
         self.has_seen_decline = False  # of a request to take over a cluster
         self.warps = self._make_warps(machine)
 
@@ -182,6 +184,27 @@ class Cta:
         if barrier is None:
             barrier = self.barriers[number] = NamedBarrier(number, self.cluster.agents)
         return barrier
+
+    def visit(self, warp: Warp, instruction: Any) -> bool:
+        """Note an access of a warp to this CTA's memory; return whether the CTA is still there."""
+        if warp.cta is not self:
+            self.visits[warp.access.agent] = (warp.access.time, warp, instruction)
+        return not self.is_exited
+
+    def check_visits(self) -> None:
+        """Check, once all of the cluster has exited, that no access might have come after the exit.
+
+        Raises:
+            RaceError: no warp of this CTA knew of one when it exited.
+        """
+        for agent, (time, warp, instruction) in self.visits.items():
+            if any(own.access.clock.seen[agent] >= time for own in self.warps):
+                continue
+            raise RaceError(
+                f"race: an access to shared memory of CTA {self.index}, which might have exited",
+                warp.where(instruction),
+                rule="a cluster barrier, or a wait for the access, must come before the exit",
+            )
 
     @property
     def live_warps(self) -> int:
