@@ -4,7 +4,8 @@ Every kernel runs on the emulator at two lengths of keys; the difference over th
 is what a plain tile costs, the rest of the shorter run what a query tile costs besides. Written to
 `src/fovea/costs/counted.json`, which `fovea.costs.counted` reads, and, with those of flash-attn-4,
 to `benchmarks/results/model/counts.json`. Its kernels need what `scripts/test_foreign` installs;
-without it only ours are counted and its records stay as they are.
+without it only ours are counted and its records stay as they are. Records of kernels that no call
+gets any more are dropped.
 
 Usage: python -m benchmarks.model_counts [WORD ...]    only kernels whose key has a WORD
 """
@@ -301,8 +302,9 @@ def main() -> None:
     sys.argv = sys.argv[:1]  # the compiler reads it
     known: dict[str, Any] = {}
     if RESULT.is_file():
+        current = {case.key for case in (*(case for case, _, _ in our_cases()), *their_cases())}
         rows = json.loads(RESULT.read_text(encoding="utf-8"))["rows"]
-        known = {row.pop("kernel"): row for row in rows}
+        known = {key: row for row in rows if (key := row.pop("kernel")) in current}
 
     def take(case: Case, run: Run) -> None:
         if not words or any(word in case.key for word in words):

@@ -7,7 +7,10 @@ Written to `benchmarks/results/model/calibration.json`, and with --freeze to
 `src/fovea/costs/frozen.json`, which all predictions take as it is: it is not fitted to any other
 machine, and not again because a prediction is unwelcome.
 
-Usage: python -m benchmarks.model_fit [--freeze]
+With --check nothing is fitted: the frozen latencies meet the measurements and kernels of the day,
+and their errors are written to both files.
+
+Usage: python -m benchmarks.model_fit [--freeze | --check]
 """
 
 import argparse
@@ -21,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import protocol
-from fovea.costs.calibration import FROZEN_FILE, Calibration
+from fovea.costs.calibration import FROZEN_FILE, Calibration, frozen
 from fovea.costs.launch import Call
 from fovea.costs.machine import H200
 from fovea.costs.predict import Predictor, kernel_of
@@ -37,7 +40,10 @@ INPUTS = (
     MEASURED,
     *(COSTS / f"{name}.py" for name in ("engine", "launch", "machine", "pipes", "sm90", "work")),
 )
-TILE_FIELDS = ("tile_m", "tile_n", "head_dim", "head_dim_v", "kv_stages", "q_buffers", "cluster")
+TILE_FIELDS = (
+    *("tile_m", "tile_n", "head_dim", "head_dim_v"),
+    *("kv_stages", "q_buffers", "cluster", "skips_idle"),
+)
 # Where the search begins, and its first step of each: round numbers of the right size.
 START = Calibration(
     serial_share=0.5,
@@ -175,14 +181,43 @@ def input_hashes() -> dict[str, str]:
     return {**found, "counts of sm90 kernels": hashlib.sha256(text.encode()).hexdigest()}
 
 
+def write_frozen(calibration: Calibration, summary: Mapping[str, Any]) -> None:
+    """Write new constants with their date, errors and inputs."""
+    record = {
+        "date": date.today().isoformat(),
+        "constants": asdict(calibration),
+        "fitted": summary["fitted"],
+        "held_out": summary["held out"],
+        "inputs": input_hashes(),
+    }
+    (COSTS / FROZEN_FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def write_check(summary: Mapping[str, Any]) -> None:
+    """Add to the frozen file what errors its constants have today; leave all else as it is."""
+    record = json.loads((COSTS / FROZEN_FILE).read_text(encoding="utf-8"))
+    record["checked"] = {
+        "date": date.today().isoformat(),
+        "fitted": summary["fitted"],
+        "held_out": summary["held out"],
+        "inputs": input_hashes(),
+    }
+    (COSTS / FROZEN_FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> None:
-    """Fit, report, and with --freeze write the constants."""
+    """Fit or take the frozen constants, and report; with --freeze write them, too."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--freeze", action="store_true", help="write src/fovea/costs/frozen.json")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--freeze", action="store_true", help="write src/fovea/costs/frozen.json")
+    what.add_argument("--check", action="store_true", help="take the frozen latencies; fit nothing")
     options = parser.parse_args()
     measured = json.loads(MEASURED.read_text(encoding="utf-8"))["rows"]
-    best = fit([row for index, row in enumerate(measured) if is_fitted(index)])
-    calibration = Calibration(**{name: round(value, 4) for name, value in asdict(best).items()})
+    if options.check:
+        calibration = frozen().calibration
+    else:
+        best = fit([row for index, row in enumerate(measured) if is_fitted(index)])
+        calibration = Calibration(**{name: round(value, 4) for name, value in asdict(best).items()})
     rows = result_rows(measured, calibration)
     summary = {use: errors(rows, use) for use in ("fitted", "held out")}
     for row in rows:
@@ -191,14 +226,9 @@ def main() -> None:
     stamp = {**protocol.cpu_stamp(), "constants": asdict(calibration), "errors": summary}
     protocol.write_result(RESULT, stamp, "TFLOP/s, steady, H200", rows)
     if options.freeze:
-        record = {
-            "date": date.today().isoformat(),
-            "constants": asdict(calibration),
-            "fitted": summary["fitted"],
-            "held_out": summary["held out"],
-            "inputs": input_hashes(),
-        }
-        (COSTS / FROZEN_FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        write_frozen(calibration, summary)
+    if options.check:
+        write_check(summary)
 
 
 if __name__ == "__main__":

@@ -47,12 +47,13 @@ def errors() -> str:
     """Return model beside measurement on the H200."""
     result = read("calibration")
     summary = result["stamp"]["errors"]
-    lines = []
+    told = frozen()
+    lines = [f"Latencies frozen on {told.date}, measurements and kernels of {told.checked}.", ""]
     for use in ("fitted", "held out"):
-        told = summary[use]
+        error = summary[use]
         lines.append(
-            f"{told['shapes']} shapes {use}: {100 * told['mean_error']:.1f} % off in the mean, "
-            f"{100 * told['worst_error']:.1f} % at worst."
+            f"{error['shapes']} shapes {use}: {100 * error['mean_error']:.1f} % off in the mean, "
+            f"{100 * error['worst_error']:.1f} % at worst."
         )
     lines += ["", "| shape | | SM clock | measured | model | error |", "|---|---|---|---|---|---|"]
     for row in result["rows"]:

@@ -22,7 +22,7 @@ with model_counts.pipe_counters():
             print(json.dumps(model_counts.count(case, run)["roles"]))
 """
 KERNELS = {
-    "fovea_sm100_forward_bf16_d128x128_m256n128e4 causal": "softmax",
+    "fovea_sm100_forward_bf16_d128x128_m256n128e6 causal": "softmax",
     "fovea_sm90_forward_bf16_d128x128_m192n64q2c1 causal": "compute",
 }
 

@@ -56,12 +56,14 @@ class Frozen:
     Attributes:
         date: when it was fitted.
         inputs: SHA-256 of each file that went in.
-        mean_error, worst_error: of the rates it gives, relative, over the shapes held out.
+        checked: when it last met measurements and kernels: the day of the fit, or a later one.
+        mean_error, worst_error: of the rates it gave then, relative, over the shapes held out.
     """
 
     calibration: Calibration
     date: str
     inputs: dict[str, str]
+    checked: str
     mean_error: float
     worst_error: float
 
@@ -72,10 +74,12 @@ def frozen() -> Frozen:
     text = resources.files("fovea.costs").joinpath(FROZEN_FILE).read_text(encoding="utf-8")
     record: dict[str, Any] = json.loads(text)
     values = {field.name: float(record["constants"][field.name]) for field in fields(Calibration)}
+    last = record.get("checked", record)
     return Frozen(
         calibration=Calibration(**values),
         date=record["date"],
         inputs=record["inputs"],
-        mean_error=record["held_out"]["mean_error"],
-        worst_error=record["held_out"]["worst_error"],
+        checked=last["date"],
+        mean_error=last["held_out"]["mean_error"],
+        worst_error=last["held_out"]["worst_error"],
     )

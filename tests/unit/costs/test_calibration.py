@@ -55,7 +55,7 @@ def test_committed_figures_are_what_the_model_says(index):
     told = Predictor(calibration)(call, kernel_of(_plan(row), H200, calibration), row["mhz"])
     assert told.tflops == pytest.approx(row["model"], rel=2e-3), (
         "the model or the counts of Hopper kernels have changed: run python -m "
-        "benchmarks.model_counts sm90, and python -m benchmarks.model_fit --freeze"
+        "benchmarks.model_counts sm90, and python -m benchmarks.model_fit --check"
     )
 
 
