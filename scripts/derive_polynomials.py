@@ -4,6 +4,7 @@ A function g with g(0) = 1 is approximated on [0, 1] by `1 + c1 f + c2 f^2 + ...
 
 * exp2: g(f) = 2^f. The constant term gives `exp2(0) == 1` exactly (the largest P of a row).
 * tanh: g(f) = tanh(x) / x where f = x^2. The constant term gives `tanh(x) == x` where x is tiny.
+* sine: g(f) = sin(x) / x where f = x^2, the same way; cosine: g(f) = cos(x).
 
 The coefficients minimise the largest relative error: a Remez exchange in float64, then the rounding
 to float32 is refined by a search over neighbours. `src/fovea/plan/numerics.py` holds the result; a
@@ -28,6 +29,17 @@ def tanh_over_x(square: Tensor) -> Tensor:
     """Return tanh(x) / x of x^2, 1 at 0."""
     x = square.sqrt()
     return torch.where(square > 0, torch.tanh(x) / x, 1.0)
+
+
+def sine_over_x(square: Tensor) -> Tensor:
+    """Return sin(x) / x of x^2, 1 at 0."""
+    x = square.sqrt()
+    return torch.where(square > 0, torch.sin(x) / x, 1.0)
+
+
+def cosine(square: Tensor) -> Tensor:
+    """Return cos(x) of x^2."""
+    return torch.cos(square.sqrt())
 
 
 def relative_error(g: Function, coefficients: Tensor, f: Tensor) -> Tensor:
@@ -115,7 +127,12 @@ def derive(g: Function, degree: int) -> tuple[tuple[float, ...], float]:
     return tuple(float(c) for c in coefficients), error
 
 
-POLYNOMIALS: dict[str, tuple[Function, int]] = {"exp2": (torch.exp2, 4), "tanh": (tanh_over_x, 5)}
+POLYNOMIALS: dict[str, tuple[Function, int]] = {
+    "exp2": (torch.exp2, 4),
+    "tanh": (tanh_over_x, 5),
+    "sine": (sine_over_x, 3),
+    "cosine": (cosine, 4),
+}
 
 
 def main() -> None:

@@ -2,8 +2,7 @@
 
 Lives here: the variants of all GPU cases, of the dense benchmark shapes and of the plans that only
 long calls get, compiled for sm_100a and sm_103a. Not here: Hopper's (`test_spills.py`). Two
-variants run by default; `-m slow` compiles all, which takes minutes. A variant that is known to
-spill is expected to, so that it leaves the list once it no longer does.
+variants run by default; `-m slow` compiles all, which takes minutes.
 """
 
 import functools
@@ -37,10 +36,6 @@ LONG = {
     for dtype in ("bfloat16", "float16")
 }
 QUICK = (("relative bias", "sm100"), ("few relative bias", "sm103"))
-# Bytes of local memory a thread takes, by the first name of the variant.
-SPILLS = {
-    "tanh mod": 32,  # the range reduction of torch.sin keeps an array
-}
 
 
 def _plan(name: str, arch: Arch) -> ForwardPlan | None:
@@ -69,10 +64,7 @@ def _local_bytes(variant: ForwardVariant, target: str) -> dict[str, int]:
 def _parameters() -> Iterator[Any]:
     for name in (*LONG, *(case.name for case in CASES)):
         for arch in ARCHS:
-            marks: list[Any] = [] if (name, arch) in QUICK else [pytest.mark.slow]
-            if name in SPILLS:
-                reason = f"spills: {SPILLS[name]} bytes of local memory a thread"
-                marks.append(pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason))
+            marks = [] if (name, arch) in QUICK else [pytest.mark.slow]
             yield pytest.param(name, arch, marks=marks)
 
 
@@ -86,7 +78,5 @@ def test_kernel_uses_no_local_memory(name, arch):
     assert found == dict.fromkeys(found, 0)
 
 
-def test_quick_names_and_known_spills_exist():
-    names = {parameter.values[:2] for parameter in _parameters()}
-    assert set(QUICK) <= names
-    assert set(SPILLS) <= {name for name, _ in names}
+def test_quick_names_exist():
+    assert set(QUICK) <= {parameter.values[:2] for parameter in _parameters()}

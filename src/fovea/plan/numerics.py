@@ -59,3 +59,22 @@ TANH_COEFFICIENTS = (
 )
 TANH_RELATIVE_ERROR = 6.63e-7  # largest on [0, 1], in exact arithmetic
 TANH_LIMIT = 1.0
+
+# sin(x) = x (1 + c1 x^2 + c2 x^4 + c3 x^6) and cos(x) = 1 + c1 x^2 + ... + c4 x^8 for |x| <= 1,
+# float32, by the same script: sine, cosine and tangent in mods, of angles reduced below pi / 4.
+SINE_COEFFICIENTS = (-0.1666661500930786, 0.00833024363964796, -0.00019313291704747826)
+SINE_RELATIVE_ERROR = 2.873e-8
+COSINE_COEFFICIENTS = (
+    -0.4999999701976776,
+    0.04166645556688309,
+    -0.0013882960192859173,
+    2.4118640794767998e-05,
+)
+COSINE_RELATIVE_ERROR = 4.291e-9
+# pi / 2 as a sum of float32: so many times the first, taken from an angle up to SMALL_ANGLE,
+# is exact, and what the others leave of pi / 2 is 1e-23.
+HALF_PI_PARTS = (1.5707963705062866, -4.371138828673793e-08, -1.7151245100058819e-15)
+SMALL_ANGLE = 2.0**16
+# 2 / pi times 2 to the number of its bits: as many as the largest float32 needs.
+TWO_OVER_PI_BITS = 224
+TWO_OVER_PI = 0xA2F9836E4E441529FC2757D1F534DDC0DB6295993C439041FE5163AB

@@ -1,18 +1,26 @@
 import importlib.util
 import itertools
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 import torch
 
 from fovea.plan.numerics import (
+    COSINE_COEFFICIENTS,
+    COSINE_RELATIVE_ERROR,
     EXP2_ARGUMENT_ERROR,
     EXP2_COEFFICIENTS,
     EXP2_HIGHEST,
     EXP2_RELATIVE_ERROR,
+    HALF_PI_PARTS,
+    SINE_COEFFICIENTS,
+    SINE_RELATIVE_ERROR,
     TANH_COEFFICIENTS,
     TANH_LIMIT,
     TANH_RELATIVE_ERROR,
+    TWO_OVER_PI,
+    TWO_OVER_PI_BITS,
 )
 from fovea.reference.numerics import (
     accumulation_dtype,
@@ -40,6 +48,8 @@ def _derivation():
     [
         ("exp2", EXP2_COEFFICIENTS, EXP2_RELATIVE_ERROR),
         ("tanh", TANH_COEFFICIENTS, TANH_RELATIVE_ERROR),
+        ("sine", SINE_COEFFICIENTS, SINE_RELATIVE_ERROR),
+        ("cosine", COSINE_COEFFICIENTS, COSINE_RELATIVE_ERROR),
     ],
 )
 def test_coefficients_are_what_the_script_derives(name, known, largest):
@@ -56,6 +66,22 @@ def test_tanh_polynomial_is_good_up_to_its_limit():
     for coefficient in (*TANH_COEFFICIENTS[-2::-1], 1.0):
         factor = factor * x * x + coefficient
     assert (x * factor / torch.tanh(x) - 1).abs().max() <= 1.01 * TANH_RELATIVE_ERROR
+
+
+def test_two_over_pi_and_the_parts_of_its_inverse_are_those_numbers():
+    one = 1 << 320
+
+    def arctangent_of_inverse(x):
+        terms = ((-1) ** k * one // ((2 * k + 1) * x ** (2 * k + 1)) for k in range(240))
+        return sum(terms)
+
+    pi = 4 * (4 * arctangent_of_inverse(5) - arctangent_of_inverse(239))  # Machin's
+    assert (2 * one << TWO_OVER_PI_BITS) // pi == TWO_OVER_PI
+    rest = Fraction(pi, 2 * one)
+    for part in HALF_PI_PARTS:
+        assert torch.tensor(part, dtype=torch.float32).item() == part
+        rest -= Fraction(part)
+    assert abs(rest) < 2e-23
 
 
 def test_exp2_coefficients_level_the_error_at_five_places():

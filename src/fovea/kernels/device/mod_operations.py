@@ -11,6 +11,7 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 
+from fovea.kernels.device import trigonometry
 from fovea.kernels.device.polynomials import tanh_factor
 from fovea.kernels.device.values import select
 from fovea.mods.graph import Node
@@ -108,6 +109,10 @@ def _divide(a: Value, b: Value) -> Value:
     refined = cute.math.fma(cute.math.fma(-quotient, b, a), reciprocal, quotient)
     # An infinite quotient or divisor makes the remainder NaN; the first quotient is right then.
     return select(refined == refined, refined, quotient)
+
+
+def _tan(a: Value) -> Value:
+    return _divide(*trigonometry.sine_and_cosine(a))
 
 
 def _tanh(a: Value) -> Value:
@@ -263,9 +268,9 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
     "log1p": _float(cute.math.log1p),
     "sqrt": _float(cute.math.sqrt),
     "rsqrt": _float(cute.math.rsqrt),
-    "sin": _float(cute.math.sin),
-    "cos": _float(cute.math.cos),
-    "tan": _float(cute.math.tan),
+    "sin": _float(trigonometry.sine),
+    "cos": _float(trigonometry.cosine),
+    "tan": _float(_tan),
     "tanh": _float(_tanh),
     "asin": _float(cute.math.asin),
     "acos": _float(cute.math.acos),

@@ -36,6 +36,25 @@ def bit(word: cutlass.Int32, number: int) -> cutlass.Int32:
     )
 
 
+def bits_of(value: cutlass.Float32) -> cutlass.Int32:
+    """Return the bits of a float, for which the DSL has no word."""
+    return cute.arch.inline_ptx(
+        "mov.b32 {$w0}, {$r0};", write_only_types=[cutlass.Int32], read_only_args=[value]
+    )
+
+
+def funnel_left(high: cutlass.Int32, low: cutlass.Int32, count: cutlass.Int32) -> cutlass.Int32:
+    """Return 32 bits of `high` and `low` behind it, from bit `count` modulo 32 on.
+
+    The DSL has no word for it.
+    """
+    return cute.arch.inline_ptx(
+        "shf.l.wrap.b32 {$w0}, {$r0}, {$r1}, {$r2};",
+        write_only_types=[cutlass.Int32],
+        read_only_args=[low, high, count],
+    )
+
+
 def opaque(value: cutlass.Int32) -> cutlass.Int32:
     """Return the same value, as one that the optimiser knows nothing of.
 
