@@ -4,9 +4,9 @@ import functools
 
 import pytest
 import torch
+from schedules import check_schedules, run_once
 
 from fovea.arch import arch_named
-from fovea.emulator import Options
 from fovea.plan.select import forward_plan
 from fovea.problem import (
     AttentionProblem,
@@ -32,13 +32,13 @@ def problem_of(shape: Shape, *, is_first: bool = False, **keywords) -> Attention
     return make_dense(q, k, v, Request(wants_lse=True, **keywords))
 
 
-def run(problem: AttentionProblem, splits: int, **machine) -> ForwardResult:
+def run(problem: AttentionProblem, splits: int, seed: int = 0, num_sms: int = 2) -> ForwardResult:
     """Return the results, of one launch or of two where there is something to merge."""
     assert forward_plan(problem, SM90).packs_heads
-    result, launches = emulate(problem, SM90, splits=splits, **machine)
-    assert len(launches) == (1 if splits == 1 else 2)
-    assert not any(launch.warnings for launch in launches)
-    return result
+    num_launches = 1 if splits == 1 else 2
+    return run_once(
+        problem, SM90, seed=seed, num_sms=num_sms, splits=splits, num_launches=num_launches
+    )
 
 
 def shape(seqlen_q: int, seqlen_kv: int, group: int, **changes) -> Shape:
@@ -136,17 +136,9 @@ def _first_run() -> ForwardResult:
     return run(problem_of(shape(5, 900, 8, batch=2), causal=True), 3)
 
 
-@pytest.mark.parametrize(
-    "machine",
-    [
-        {"num_sms": 1, "options": Options(seed=1, async_delay="late")},
-        {"num_sms": 3, "options": Options(seed=2, async_delay="eager")},
-        {"num_sms": 132, "options": Options(seed=3)},
-    ],
-    ids=lambda machine: f"{machine['num_sms']} SMs",
-)
-def test_bits_depend_on_the_number_of_parts_alone(machine):
-    again = run(problem_of(shape(5, 900, 8, batch=2), causal=True), 3, **machine)
+@pytest.mark.parametrize(("seed", "num_sms"), [(1, 3), (2, 1), (3, 132)])
+def test_bits_depend_on_the_number_of_parts_alone(seed, num_sms):
+    again = run(problem_of(shape(5, 900, 8, batch=2), causal=True), 3, seed, num_sms)
     assert torch.equal(again.out, _first_run().out)
     assert torch.equal(again.lse, _first_run().lse)
 
@@ -155,13 +147,7 @@ def test_bits_depend_on_the_number_of_parts_alone(machine):
 @pytest.mark.parametrize("splits", [1, 3])
 def test_bits_are_the_same_under_10_schedules_and_no_race_is_reported(splits):
     problem = problem_of(shape(5, 700, 8, batch=2, head_dim=128), causal=True)
-    expected = run(problem, splits)
-    for seed in range(1, 10):
-        delay = ("random", "eager", "late")[seed % 3]
-        options = Options(seed=seed, async_delay=delay)
-        again = run(problem, splits, num_sms=1 + seed % 3, options=options)
-        assert torch.equal(again.out, expected.out)
-        assert torch.equal(again.lse, expected.lse)
+    check_schedules(functools.partial(run, problem, splits), 10, (1, 2, 3))
 
 
 def test_bits_of_a_row_do_not_depend_on_its_batch():

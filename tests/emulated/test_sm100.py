@@ -7,17 +7,17 @@ import pytest
 import torch
 from cases import CASES, case_named
 from judge import judge, run
+from schedules import check_schedules, run_once, slow_unless
 
 import fovea
 from fovea.arch import SM100, SM103, arch_named
 from fovea.compile.compiler import compile_variant
 from fovea.compile.target import CompileTarget
 from fovea.compile.variant import ForwardVariant
-from fovea.emulator import Options
 from fovea.kernels.sm100.forward.rows import software_pairs
 from fovea.plan import select
 from fovea.plan.numerics import LN_2
-from fovea.problem import AttentionProblem, ForwardResult, Request, make_dense
+from fovea.problem import AttentionProblem, Request, make_dense
 from fovea.runtime.emulated import emulate
 from fovea.testing.inputs import Shape, dense_qkv
 
@@ -32,7 +32,6 @@ QUICK = (
     "packed few causal idle rows",
     "packed pages of 24 causal",
 )
-DELAYS = ("random", "eager", "late")
 _FLAT = Shape(seqlen_q=129, seqlen_kv=300, heads_q=1, heads_kv=1, head_dim=64)
 
 
@@ -40,7 +39,8 @@ def _problem(shape: Shape, dtype: torch.dtype) -> AttentionProblem:
     return make_dense(*dense_qkv(shape, dtype=dtype), Request(wants_lse=True))
 
 
-def _check(name: str) -> None:
+@pytest.mark.parametrize("name", slow_unless(QUICK, (case.name for case in CASES)))
+def test_call_is_within_the_budget_or_refused(name: str) -> None:
     call = case_named(name).build("cpu", is_small=True)
     if select.unsupported(call.problem(), SM100) is not None:
         with pytest.raises(fovea.UnsupportedError, match="backend=None"):
@@ -48,26 +48,6 @@ def _check(name: str) -> None:
         return
     judgement = judge(call, run(call, BACKEND))
     assert judgement.wrong is None, judgement.wrong
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_call_is_within_the_budget(name: str) -> None:
-    _check(name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [case.name for case in CASES if case.name not in QUICK])
-def test_other_call_is_within_the_budget_or_refused(name: str) -> None:
-    _check(name)
-
-
-def _run(name: str, seed: int, num_sms: int) -> ForwardResult:
-    """Run a case under one schedule; loads of tensor memory wait as the manual says."""
-    problem = case_named(name).build("cpu", is_small=True).problem()
-    options = Options(seed=seed, async_delay=DELAYS[seed % 3], tensor_load_wait="explicit")
-    result, launches = emulate(problem, SM100, num_sms=num_sms, options=options)
-    assert not any(launch.warnings for launch in launches)
-    return result
 
 
 @pytest.mark.parametrize(
@@ -89,11 +69,8 @@ def _run(name: str, seed: int, num_sms: int) -> ForwardResult:
     ],
 )
 def test_every_schedule_is_silent_and_gives_the_same_bits(name: str, seeds: int) -> None:
-    first = _run(name, 0, 2)
-    for seed in range(1, seeds):
-        other = _run(name, seed, (1, 2, 132)[seed % 3])
-        assert torch.equal(other.out, first.out)
-        assert torch.equal(other.lse, first.lse)
+    problem = case_named(name).build("cpu", is_small=True).problem()
+    check_schedules(lambda seed, sms: run_once(problem, SM100, seed=seed, num_sms=sms), seeds)
 
 
 @pytest.mark.parametrize("powers", [70.0, 90.0, 300.0, float("nan"), float("inf")])

@@ -4,20 +4,17 @@ import functools
 
 import pytest
 import torch
+from schedules import check_schedules, run_once
 
 from fovea.arch import SM100, SM103
 from fovea.compile.compiler import compile_variant
 from fovea.compile.target import CompileTarget
 from fovea.compile.variant import ForwardVariant
-from fovea.emulator import Options
 from fovea.plan.select import forward_plan
 from fovea.problem import AttentionProblem, ForwardResult, Request, make_dense
 from fovea.reference.decode import split_forward
-from fovea.runtime.emulated import emulate
 from fovea.testing.budget import check_forward
 from fovea.testing.inputs import Shape, dense_qkv
-
-DELAYS = ("random", "eager", "late")
 
 
 def problem_of(
@@ -49,11 +46,10 @@ def problem_of(
 def run(problem: AttentionProblem, splits: int, seed: int = 0, num_sms: int = 2) -> ForwardResult:
     """Return the results, of one launch or of two where there is something to merge."""
     assert forward_plan(problem, SM100).packs_heads
-    options = Options(seed=seed, async_delay=DELAYS[seed % 3], tensor_load_wait="explicit")
-    result, launches = emulate(problem, SM100, splits=splits, num_sms=num_sms, options=options)
-    assert len(launches) == (1 if splits == 1 else 2)
-    assert not any(launch.warnings for launch in launches)
-    return result
+    num_launches = 1 if splits == 1 else 2
+    return run_once(
+        problem, SM100, seed=seed, num_sms=num_sms, splits=splits, num_launches=num_launches
+    )
 
 
 @pytest.mark.parametrize("splits", [1, 2, 3, 7])
@@ -151,11 +147,7 @@ def test_bits_of_a_row_do_not_depend_on_its_batch():
 @pytest.mark.parametrize("head_dims", [(128, 128), (256, 256)])
 def test_bits_are_the_same_under_10_schedules_and_no_race_is_reported(head_dims, splits):
     problem = problem_of((5, 700, 8), head_dims, batch=2, causal=True)
-    expected = run(problem, splits)
-    for seed in range(1, 10):
-        again = run(problem, splits, seed, 1 + seed % 3)
-        assert torch.equal(again.out, expected.out)
-        assert torch.equal(again.lse, expected.lse)
+    check_schedules(functools.partial(run, problem, splits), 10, (1, 2, 3))
 
 
 @pytest.mark.parametrize("splits", [1, 4])

@@ -1,22 +1,19 @@
 """Head dims above 128 on Blackwell: one query tile or two, K and V in parts, one O for streams."""
 
+from functools import partial
+
 import pytest
 import torch
+from schedules import check_schedules, moving, run_once, slow_unless, two_heads
 from torch.nn.attention.flex_attention import create_block_mask
 
 from fovea.arch import SM100, SM103
 from fovea.compile.compiler import compile_variant
 from fovea.compile.target import CompileTarget
 from fovea.compile.variant import ForwardVariant
-from fovea.emulator import Options
 from fovea.plan.select import forward_plan
 from fovea.problem import AttentionProblem, ForwardResult, Request, make_dense
-from fovea.runtime.emulated import emulate
 from fovea.testing.budget import check_forward
-from fovea.testing.inputs import Shape, dense_qkv
-
-DELAYS = ("random", "eager", "late")
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def problem_of(
@@ -27,31 +24,16 @@ def problem_of(
     falling: float = 0.0,
     **keywords,
 ) -> AttentionProblem:
-    """Return a call of two heads.
-
-    Keys are walked from the last one down: where they fall, the maximum of every row moves.
-    """
-    shape = Shape(
-        seqlen_q=sizes[0],
-        seqlen_kv=sizes[1],
-        heads_q=2,
-        heads_kv=1,
-        head_dim=head_dims[0],
-        head_dim_v=head_dims[1],
-    )
-    q, k, v = dense_qkv(shape, dtype=DTYPES[dtype])
+    """Return a call of two heads; where keys fall, the maximum of every row moves."""
+    q, k, v = two_heads(sizes, head_dims, dtype)
     if falling:
-        q = q.abs()
-        k = k.abs() * torch.linspace(falling, -falling, sizes[1])[None, :, None, None].to(k.dtype)
+        q, k = moving(q, k, falling)
     return make_dense(q, k, v, Request(wants_lse=True, **keywords))
 
 
 def run(problem: AttentionProblem, seed: int = 0, num_sms: int = 2) -> ForwardResult:
-    """Return the results under one schedule; loads of tensor memory wait as the manual says."""
-    options = Options(seed=seed, async_delay=DELAYS[seed % 3], tensor_load_wait="explicit")
-    result, launches = emulate(problem, SM100, num_sms=num_sms, options=options)
-    assert not any(launch.warnings for launch in launches)
-    return result
+    """Return the results under one schedule."""
+    return run_once(problem, SM100, seed=seed, num_sms=num_sms)
 
 
 def late_blocks() -> dict:
@@ -109,10 +91,7 @@ def _case(name: str) -> AttentionProblem:
     return problem_of(sizes, head_dims, dtype, **options)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES],
-)
+@pytest.mark.parametrize("name", slow_unless(QUICK, CASES))
 def test_call_is_within_the_budget(name: str) -> None:
     problem = _case(name)
     check_forward(problem, run(problem, seed=list(CASES).index(name)))
@@ -129,11 +108,7 @@ def test_call_is_within_the_budget(name: str) -> None:
     ],
 )
 def test_every_schedule_is_silent_and_gives_the_same_bits(name: str, seeds: int) -> None:
-    first = run(_case(name))
-    for seed in range(1, seeds):
-        other = run(_case(name), seed, (1, 2, 132)[seed % 3])
-        assert torch.equal(other.out, first.out)
-        assert torch.equal(other.lse, first.lse)
+    check_schedules(partial(run, _case(name)), seeds)
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,19 @@
 """Pairs of CTAs on Blackwell: one product for both, K and V in halves, one redo for both."""
 
+from functools import partial
+
 import pytest
 import torch
+from schedules import check_schedules, moving, run_once, slow_unless, two_heads
 from torch import Tensor
 
 from fovea.arch import SM100, SM103
 from fovea.compile.compiler import compile_variant
 from fovea.compile.target import CompileTarget
 from fovea.compile.variant import ForwardVariant
-from fovea.emulator import Options
 from fovea.plan import select
 from fovea.problem import AttentionProblem, ForwardResult, Request, make_dense
-from fovea.runtime.emulated import emulate
 from fovea.testing.budget import check_forward
-from fovea.testing.inputs import Shape, dense_qkv
-
-DELAYS = ("random", "eager", "late")
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @pytest.fixture(autouse=True)
@@ -27,10 +24,10 @@ def pairs_from_the_first_query_on(monkeypatch):
 
 def overflowing(q: Tensor, k: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
     """Return q and k of which some rows alone overflow: their scores rise along the walk."""
+    large, k = moving(q, k, 60.0)
     small = torch.full_like(q, 2**-7)
-    small[:, rows] = q[:, rows].abs()
-    ramp = torch.linspace(60, -60, k.shape[1])[None, :, None, None].to(k.dtype)
-    return small, k.abs() * ramp
+    small[:, rows] = large[:, rows]
+    return small, k
 
 
 CASES = {
@@ -60,15 +57,7 @@ def _score(score, b, h, q_idx, kv_idx):
 def problem_of(
     sizes: tuple[int, int], head_dims: tuple[int, int], dtype: str, options
 ) -> AttentionProblem:
-    shape = Shape(
-        seqlen_q=sizes[0],
-        seqlen_kv=sizes[1],
-        heads_q=2,
-        heads_kv=1,
-        head_dim=head_dims[0],
-        head_dim_v=head_dims[1],
-    )
-    q, k, v = dense_qkv(shape, dtype=DTYPES[dtype])
+    q, k, v = two_heads(sizes, head_dims, dtype)
     if isinstance(options, slice):
         q, k = overflowing(q, k, options)
         options = {}
@@ -78,18 +67,12 @@ def problem_of(
 
 
 def run(problem: AttentionProblem, seed: int = 0, num_sms: int = 2) -> ForwardResult:
-    """Return the results under one schedule; loads of tensor memory wait as the manual says."""
+    """Return the results under one schedule."""
     assert select.forward_plan(problem, SM100).cluster == 2
-    options = Options(seed=seed, async_delay=DELAYS[seed % 3], tensor_load_wait="explicit")
-    result, launches = emulate(problem, SM100, num_sms=num_sms, options=options)
-    assert not any(launch.warnings for launch in launches)
-    return result
+    return run_once(problem, SM100, seed=seed, num_sms=num_sms)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES],
-)
+@pytest.mark.parametrize("name", slow_unless(QUICK, CASES))
 def test_call_is_within_the_budget(name: str) -> None:
     problem = problem_of(*CASES[name])
     check_forward(problem, run(problem, seed=list(CASES).index(name)))
@@ -108,11 +91,7 @@ def test_call_is_within_the_budget(name: str) -> None:
 )
 def test_every_schedule_is_silent_and_gives_the_same_bits(name: str, seeds: int) -> None:
     problem = problem_of(*CASES[name])
-    first = run(problem)
-    for seed in range(1, seeds):
-        other = run(problem, seed, (2, 5, 132)[seed % 3])
-        assert torch.equal(other.out, first.out)
-        assert torch.equal(other.lse, first.lse)
+    check_schedules(partial(run, problem), seeds, (2, 5, 132))
 
 
 @pytest.mark.parametrize(

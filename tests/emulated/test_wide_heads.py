@@ -3,20 +3,18 @@
 The same features at a GPU's sizes are cases of `tests/gpu/cases.py`.
 """
 
+from functools import partial
+
 import pytest
 import torch
+from schedules import check_schedules, moving, run_once, slow_unless, two_heads
 
 import fovea
 from fovea.arch import SM90, SM100
-from fovea.emulator import Options
 from fovea.plan.select import forward_plan, unsupported
 from fovea.problem import AttentionProblem, ForwardResult, Request, make_dense
 from fovea.runtime.emulated import emulate
 from fovea.testing.budget import check_forward
-from fovea.testing.inputs import Shape, dense_qkv
-
-DELAYS = ("random", "eager", "late")
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def _bias(score, b, h, q_idx, kv_idx):
@@ -39,23 +37,12 @@ def _problem(
     With `falling` the maximum of every row moves; with `huge_from` O overflows from that column of
     V on unless the reference moves along.
     """
-    q, k, v = dense_qkv(
-        Shape(
-            seqlen_q=sizes[0],
-            seqlen_kv=sizes[1],
-            heads_q=2,
-            heads_kv=1,
-            head_dim=head_dims[0],
-            head_dim_v=head_dims[1],
-        ),
-        dtype=DTYPES[dtype],
-    )
+    q, k, v = two_heads(sizes, head_dims, dtype)
     falling = options.pop("falling", 0.0)
     huge_from = options.pop("huge_from", head_dims[1])
     v[..., huge_from:] *= 1e30
     if falling:
-        q = q.abs()
-        k = k.abs() * torch.linspace(falling, -falling, sizes[1])[None, :, None, None].to(k.dtype)
+        q, k = moving(q, k, falling)
     if options.pop("ranges", False):
         options["block_mask"] = fovea.create_block_mask(_ranges, None, None, *sizes, "cpu")
     return make_dense(q, k, v, Request(wants_lse=True, **options))
@@ -88,17 +75,10 @@ QUICK = ("64 512",)
 
 
 def _run(problem: AttentionProblem, seed: int = 0, num_sms: int = 2) -> ForwardResult:
-    options = Options(seed=seed, async_delay=DELAYS[seed % 3])
-    result, launches = emulate(problem, SM90, num_sms=num_sms, options=options)
-    assert not any(launch.warnings for launch in launches)
-    return result
+    return run_once(problem, SM90, seed=seed, num_sms=num_sms)
 
 
-def _cases(quick: tuple[str, ...]) -> list:
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
-
-
-@pytest.mark.parametrize("name", _cases(QUICK))
+@pytest.mark.parametrize("name", slow_unless(QUICK, CASES))
 def test_call_is_within_the_budget(name: str) -> None:
     sizes, head_dims, dtype, options = CASES[name]
     problem = _problem(sizes, head_dims, dtype, **options)
@@ -112,11 +92,7 @@ def test_call_is_within_the_budget(name: str) -> None:
 def test_every_schedule_is_silent_and_gives_the_same_bits(name: str) -> None:
     sizes, head_dims, dtype, options = CASES[name]
     problem = _problem(sizes, head_dims, dtype, **options)
-    first = _run(problem)
-    for seed in range(1, 10):
-        other = _run(problem, seed, (2, 4, 132)[seed % 3])
-        assert torch.equal(other.out, first.out)
-        assert torch.equal(other.lse, first.lse)
+    check_schedules(partial(_run, problem), 10, (2, 4, 132))
 
 
 @pytest.mark.slow
