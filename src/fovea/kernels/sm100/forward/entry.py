@@ -29,7 +29,7 @@ def build(plan: ForwardPlan) -> tuple[Any, list[Any]]:
     """Return the host function of a plan and its fake arguments."""
     kernel = ForwardKernel(plan)
     kernel.kernel.set_name_prefix(plan.name, remove_cutlass_symbol=True, keep_mangled_name=False)
-    kernel.table_kernel.set_name_prefix(
+    kernel.make_table.kernel.set_name_prefix(
         f"{plan.name}_sequences", remove_cutlass_symbol=True, keep_mangled_name=False
     )
     if kernel.merge is not None:

@@ -17,19 +17,15 @@ from fovea.kernels.device.cluster import Mailbox, cluster_rank, init_mailbox, sy
 from fovea.kernels.device.kv_walk import BlockListTensors
 from fovea.kernels.device.masking import Band
 from fovea.kernels.device.mods import ModTable, make_mod_table
-from fovea.kernels.device.pages import BOX_COLUMNS, Pages, box_layout, paged_view
+from fovea.kernels.device.next_work import total_tiles
+from fovea.kernels.device.pages import BOX_COLUMNS, box_layout
 from fovea.kernels.device.pipeline import init_ring, make_ring
 from fovea.kernels.device.scheduler import TileOrder, num_tiles
 from fovea.kernels.device.score import Scalars
-from fovea.kernels.device.sequences import (
-    TABLE_THREADS,
-    SequenceTable,
-    SequenceTensors,
-    fill_table,
-    shifting_view,
-)
+from fovea.kernels.device.views import as_batch, copy_view
 from fovea.kernels.device.work import WorkRing, clear, work_words
 from fovea.kernels.portable.combine import CombineKernel, Merged, Partials
+from fovea.kernels.portable.sequence_table import SequenceTableKernel, packed_batch
 from fovea.kernels.sm100.forward import epilogue, load, mma, queries, softmax
 from fovea.kernels.sm100.forward.arguments import Outputs, Packing, Problem, SharedTiles, TmaLoads
 from fovea.kernels.sm100.launch_control import Launches, init_launches
@@ -71,21 +67,13 @@ def make_layouts(plan: ForwardPlan) -> Layouts:
     )
 
 
-def _modes(tensor: cute.Tensor, order: tuple[int, ...]) -> cute.Tensor:
-    """Return a view of a (batch, seqlen, heads, head_dim) tensor with its modes reordered."""
-    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=list(order)))
-
-
-_ROW_MAJOR_MODES = (1, 3, 2, 0)  # (seqlen, head_dim, head, batch)
-_TRANSPOSED_MODES = (3, 1, 2, 0)  # (head_dim, seqlen, head, batch)
-
-
 class ForwardKernel:
     """The forward kernel of one plan."""
 
     def __init__(self, plan: ForwardPlan) -> None:
         self.plan = plan
         self.merge = None if plan.combine is None else CombineKernel(plan.combine)
+        self.make_table = SequenceTableKernel(plan.tile_m, is_paged=plan.page_box > 0)
 
     @cute.jit
     def __call__(
@@ -115,6 +103,7 @@ class ForwardKernel:
         Behind a launch with several parts of the keys follows their merge.
         """
         plan = self.plan
+        is_packed, is_paged = plan.features.varlen, plan.page_box > 0
         layouts = make_layouts(plan)
         group = tcgen05.CtaGroup.TWO if plan.cluster > 1 else tcgen05.CtaGroup.ONE
         load_op = cpasync.CopyBulkTensorTileG2SOp(group)
@@ -126,13 +115,12 @@ class ForwardKernel:
         atom_q, tma_q = None, None
         if cutlass.const_expr(not plan.packs_heads):
             atom_q, tma_q = cpasync.make_tiled_tma_atom(
-                load_op, self._rows(mQ), cute.slice_(layouts.q, stage), q_box
+                load_op, copy_view(mQ, is_packed=is_packed), cute.slice_(layouts.q, stage), q_box
             )
         k_layout, v_layout = (cute.slice_(layout, stage) for layout in (layouts.k, layouts.v))
-        if cutlass.const_expr(plan.page_box == 0):
-            k_view, v_view = self._rows(mK), self._columns(mV)
-        else:
-            k_view, v_view = paged_view(mK, is_transposed=False), paged_view(mV, is_transposed=True)
+        k_view = copy_view(mK, is_packed=is_packed, is_paged=is_paged)
+        v_view = copy_view(mV, is_packed=is_packed, is_paged=is_paged, is_transposed=True)
+        if cutlass.const_expr(is_paged):
             k_box, v_box = (plan.page_box, BOX_COLUMNS), (BOX_COLUMNS, plan.v_page_box)
             k_layout = box_layout(k_layout, plan.page_box, is_transposed=False)
             v_layout = box_layout(v_layout, plan.v_page_box, is_transposed=True)
@@ -142,7 +130,7 @@ class ForwardKernel:
         if cutlass.const_expr(plan.stages_o):
             o_box = (STREAM_ROWS, plan.head_dim_v)
             atom_o, tma_o = cpasync.make_tiled_tma_atom(
-                store_op, _modes(mO, _ROW_MAJOR_MODES), cute.slice_(layouts.o, stage), o_box
+                store_op, copy_view(mO, is_packed=False), cute.slice_(layouts.o, stage), o_box
             )
         rows_q, heads = mQ.shape[-3], mQ.shape[-2]
         offset, left, right, section_heads, num_ctas = integers
@@ -154,18 +142,11 @@ class ForwardKernel:
             heads, heads_a_row = mK.shape[-2], group_size
         table, pages = None, None
         if cutlass.const_expr(plan.features.varlen):
-            words, page_table, *where = sequences
-            total_kv = mK.shape[0]
-            if cutlass.const_expr(plan.page_box > 0):
-                head_strides = (cutlass.Int32(mK.stride[2]), cutlass.Int32(mV.stride[2]))
-                pages = Pages(page_table, mK.shape[1], *head_strides)
-                total_kv = page_table.shape[1] * mK.shape[1]
-            where = SequenceTensors(*where)
-            num_sequences = where.mStartQ.shape[0]  # the batch, and the rows behind it
-            table = SequenceTable(words, num_sequences)
-            self._fill_table(where, table, (rows_q, total_kv), heads_a_row, stream)
+            where, table, pages, total_kv = packed_batch(sequences, mK, mV, is_paged=is_paged)
+            self.make_table(where, table, rows_q, total_kv, heads_a_row, stream)
             # No sequence has more tiles than its share, and each may round up.
-            num_m_tiles, head_rows = rows_q * heads_a_row // plan.tile_m + num_sequences, heads
+            num_m_tiles = rows_q * heads_a_row // plan.tile_m + table.num_sequences
+            head_rows = heads
         else:
             num_m_tiles = cute.ceil_div(rows_q * heads_a_row, plan.tile_m)
             head_rows = heads * mQ.shape[0]
@@ -202,58 +183,10 @@ class ForwardKernel:
             min_blocks_per_mp=1,
         )
         if cutlass.const_expr(plan.packs_heads):
+            whole = (as_batch(each, is_packed=is_packed) for each in (mO, mLSE, mMaxScore))
+            merged = Merged(*whole, mSink)
             if num_splits > 1:
-                numbers = [self._as_batch(mLSE), self._as_batch(mMaxScore)]
-                merged = Merged(self._as_batch(mO), *numbers, mSink)
                 self.merge(packing.partials, merged, stream)
-
-    def _as_batch(self, tensor: cute.Tensor | None) -> cute.Tensor | None:
-        """Return a tensor with a batch axis: packed sequences are one entry."""
-        if tensor is None or not self.plan.features.varlen:
-            return tensor
-        shape, stride = (1, *tensor.shape), (0, *tensor.stride)
-        return cute.make_tensor(tensor.iterator, cute.make_layout(shape, stride=stride))
-
-    def _rows(self, tensor: cute.Tensor) -> cute.Tensor:
-        """Return a tensor with rows first, for the copy engine."""
-        if self.plan.features.varlen:
-            return shifting_view(tensor)
-        return _modes(tensor, _ROW_MAJOR_MODES)
-
-    def _columns(self, tensor: cute.Tensor) -> cute.Tensor:
-        """Return a tensor with columns first, for the copy engine."""
-        if self.plan.features.varlen:
-            return shifting_view(tensor, is_transposed=True)
-        return _modes(tensor, _TRANSPOSED_MODES)
-
-    def _fill_table(
-        self,
-        where: SequenceTensors,
-        table: SequenceTable,
-        totals: tuple,
-        heads_a_row: cutlass.Int32 | int,
-        stream: Any,
-    ):
-        """Launch the kernel that makes the table of sequences; `totals` are of rows and keys."""
-        self.table_kernel(where, table, *totals, heads_a_row).launch(
-            grid=(cute.ceil_div(table.num_sequences, TABLE_THREADS), 1, 1),
-            block=(TABLE_THREADS, 1, 1),
-            stream=stream,
-        )
-
-    @cute.kernel
-    def table_kernel(
-        self,
-        where: SequenceTensors,
-        table: SequenceTable,
-        total_q: cutlass.Int32,
-        total_kv: cutlass.Int32,
-        heads_a_row: cutlass.Int32,
-    ):
-        """Write the table of sequences."""
-        plan = self.plan
-        is_paged = plan.page_box > 0
-        fill_table(where, table, total_q, total_kv, plan.tile_m, is_paged, heads_a_row)
 
     @cute.kernel
     def kernel(
@@ -267,7 +200,7 @@ class ForwardKernel:
         """Run the CTA, unless it is one behind the last tile."""
         if cutlass.const_expr(self.plan.features.varlen):
             # The number of tiles is known on the device alone; the grid is a bound.
-            if cute.arch.block_idx()[0] < load.total_tiles(problem):
+            if cute.arch.block_idx()[0] < total_tiles(problem.order, problem.sequences):
                 self._run(problem, scalars, mods, tma, outputs)
         else:
             self._run(problem, scalars, mods, tma, outputs)

@@ -34,7 +34,7 @@ def build(plan: ForwardPlan) -> tuple[Any, list[Any]]:
         kernel.merge.kernel.set_name_prefix(
             kernel.merge.plan.name, remove_cutlass_symbol=True, keep_mangled_name=False
         )
-    kernel.table_kernel.set_name_prefix(
+    kernel.make_table.kernel.set_name_prefix(
         f"{plan.name}_sequences", remove_cutlass_symbol=True, keep_mangled_name=False
     )
     return kernel, _arguments(plan)

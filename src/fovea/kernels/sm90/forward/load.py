@@ -9,21 +9,18 @@ message.
 import cutlass
 import cutlass.cute as cute
 
-from fovea.kernels.device.cluster import Rank, cluster_rank, receive, send
-from fovea.kernels.device.kv_walk import Share, make_walk, pause_walk, reorder, uses_of
+from fovea.kernels.device.cluster import Rank, cluster_rank
+from fovea.kernels.device.kv_walk import make_walk, pause_walk, reorder, uses_of
 from fovea.kernels.device.masking import Band
-from fovea.kernels.device.pipeline import stage_of
-from fovea.kernels.device.scheduler import decode_tile, num_tiles, split_of
-from fovea.kernels.device.sequences import Place, band_of_sequence, find_tile, packed_tiles
+from fovea.kernels.device.next_work import next_work, share_of, total_tiles
+from fovea.kernels.device.scheduler import decode_tile, split_of
+from fovea.kernels.device.sequences import Place, band_of_sequence, find_tile
 from fovea.kernels.device.shared_walk import unite
-from fovea.kernels.device.values import select
 from fovea.kernels.device.work import (
     PAUSE,
     STOP,
-    Verdict,
     Work,
     announce,
-    await_verdict,
     draw_tile,
     from_first_lane,
 )
@@ -46,9 +43,11 @@ def run(plan: cutlass.Constexpr, problem: Problem, tma: TmaLoads, shared: Shared
         rank = cluster_rank()
     fresh = cute.arch.block_idx()[0] // plan.cluster
     tile_number = cutlass.Int32(0)
-    total = _total_tiles(problem)
+    total = total_tiles(problem.order, problem.sequences)
     while use >= 0:
-        tile_number, is_redo = _next_work(plan, shared, rank, use, fresh, tile_number, total)
+        tile_number, is_redo = next_work(
+            plan, shared.work, shared.mailbox, rank, use, fresh, tile_number, total
+        )
         walk, part = _walk(plan, problem, rank, tile_number)
         has_loads = tile_number >= 0
         if cutlass.const_expr(plan.looks_ahead):
@@ -83,25 +82,6 @@ def _slice_of_v(plan, problem: Problem, tma: TmaLoads, tile_number: cutlass.Int3
     return tma._replace(mV=cute.domain_offset((column, *behind), tma.mV))
 
 
-def _share(plan, problem: Problem, tile_number: cutlass.Int32) -> Share | None:
-    """Return which part of its keys a packed tile works on."""
-    if not plan.packs_heads:
-        return None
-    num_splits = problem.packing.partials.num_splits
-    return Share(problem.group_size, split_of(tile_number, problem.order), num_splits)
-
-
-@cute.jit
-def _total_tiles(problem: Problem) -> cutlass.Int32:
-    """Return the number of query tiles of the call, or pairs of them in a cluster."""
-    total = cutlass.Int32(0)
-    if cutlass.const_expr(problem.sequences is None):
-        total = cutlass.Int32(num_tiles(problem.order))
-    else:
-        total = packed_tiles(problem.sequences, problem.order)
-    return total
-
-
 @cute.jit
 def _place(problem: Problem, tile_number: cutlass.Int32) -> tuple[Place, Band]:
     """Return the query tile with this number, its sequence and the sequence's band."""
@@ -124,7 +104,7 @@ def _walk(plan: cutlass.Constexpr, problem: Problem, rank: Rank | None, tile_num
     lists = problem.block_lists
     part = None
     if cutlass.const_expr(plan.cluster == 1):
-        share = _share(plan, problem, cutlass.max(tile_number, 0))
+        share = share_of(plan, problem, cutlass.max(tile_number, 0))
         walk = make_walk(tile, band, lists, plan, share, sequence, problem.key_ranges)
     else:
         first = tile.m_idx * plan.cluster
@@ -141,63 +121,6 @@ def _walk(plan: cutlass.Constexpr, problem: Problem, rank: Rank | None, tile_num
         walk, union = unite(walk, beside)
         part = Part(rank, union)
     return walk, part
-
-
-@cute.jit
-def _next_work(
-    plan: cutlass.Constexpr,
-    shared: SharedTiles,
-    rank: Rank | None,
-    use: cutlass.Int32,
-    fresh: cutlass.Int32,
-    last: cutlass.Int32,
-    total: cutlass.Int32,
-):
-    """Return the tile to announce and the redo word: 0, or 1 + the slot whose flags say which rows.
-
-    The first CTA of a cluster decides for both, once it has heard the other's verdict; a redo of
-    either is one of both.
-    """
-    verdict = await_verdict(shared.work, use, plan.work_edge)
-    if cutlass.const_expr(plan.cluster == 1):
-        tile_number, is_redo = _decide(plan, use, fresh, last, total, verdict)
-    else:
-        said = select(verdict.wants_redo, cutlass.Int32(1), cutlass.Int32(0))
-        tile_number, is_redo = last, cutlass.Int32(0)
-        if rank.is_first:
-            heard, _ = receive(shared.mailbox, use)
-            both = verdict._replace(wants_redo=verdict.wants_redo | (heard != 0))
-            tile_number, is_redo = _decide(plan, use, fresh, last, total, both)
-            send(shared.mailbox, rank, tile_number, is_redo)
-        else:
-            send(shared.mailbox, rank, said, cutlass.Int32(0))
-            tile_number, is_redo = receive(shared.mailbox, use)
-    return tile_number, is_redo
-
-
-@cute.jit
-def _decide(
-    plan: cutlass.Constexpr,
-    use: cutlass.Int32,
-    fresh: cutlass.Int32,
-    last: cutlass.Int32,
-    total: cutlass.Int32,
-    verdict: Verdict,
-):
-    """Return the tile to announce and the redo word.
-
-    A redo that a slot's last tile asked for comes before fresh tiles. When those are used up, the
-    tile announced `last` has to be heard too before the CTA may stop; but the compute role looks
-    ahead to the next announcement before it gives that verdict, so it is told to pause.
-    """
-    tile_number = fresh
-    is_redo = cutlass.Int32(0)
-    if verdict.wants_redo:
-        tile_number = verdict.tile_number
-        is_redo = 1 + stage_of(use, plan.work_edge)
-    elif fresh >= total:
-        tile_number = select(last == PAUSE, cutlass.Int32(STOP), cutlass.Int32(PAUSE))
-    return tile_number, is_redo
 
 
 @cute.jit
