@@ -23,13 +23,15 @@ from fovea.problem.parts import NO_SCALARS, Numbers
 from fovea.runtime.stream_memory import StreamMemory
 from fovea.tiling.exact_lists import bits_beside, ranges_beside
 from fovea.tiling.key_ranges import GROUP_ROWS
-from fovea.tiling.order import section_heads
+from fovea.tiling.order import heads_in_flight, num_tiles, section_heads
 
 _ALIGNMENT_BYTES = 16  # of base and strides, asked by the copy engine
 _ALIGNMENT_ELEMENTS = 8
 # What K and V of the heads in flight may fill of the H200's 60 MB of L2; the rest is for Q and O.
 _L2_BYTES = 32 * 1024**2
-
+# CTAs whose walks are long read only parts of K and V at a time; more heads end more evenly.
+_L2_BYTES_LONG = 2 * _L2_BYTES
+_LONG_KEYS = 8192
 
 _NUM_LISTS = 8  # tensors of a block mask
 
@@ -101,7 +103,7 @@ class ForwardLaunch:
             for shape, strides in (*layouts, (self.out_shape, self.out_strides))
         )
         # Fewer SMs than one cluster takes, as a caller of the emulator may say, run that cluster.
-        self.integers = _integers(problem, max(num_sms, plan.cluster))
+        self.integers = _integers(problem, plan, max(num_sms, plan.cluster))
         # A packed batch, and the rows behind it.
         self.num_sequences = 0 if problem.varlen is None else problem.batch + 1
         self.needs_counter = plan.needs_counter
@@ -359,20 +361,30 @@ def _partial_shapes(
     return (splits, *rows, plan.head_dim_v), (plan.combine.num_planes, splits, *rows)
 
 
-def _integers(problem: AttentionProblem, num_sms: int) -> tuple[int, int, int, int, int]:
-    """Return offset, left, right, heads of an L2 section, CTAs.
-
-    The offset of a packed batch is 1 where each sequence's diagonal ends at its last key, else 0.
-    """
-    band = band_of(problem)
-    section = section_heads(
+def _section(problem: AttentionProblem, plan: ForwardPlan, num_sms: int) -> int:
+    """Return how many query heads run together; measured in docs/notes/hopper_forward.md."""
+    if not (plan.is_dynamic or plan.packs_heads):
+        tiles = num_tiles(problem.seqlen_q, plan.tile_m)
+        return heads_in_flight(num_tiles=tiles, group_size=problem.group_size, num_ctas=num_sms)
+    return section_heads(
         seqlen_kv=problem.seqlen_kv,
         head_dim=problem.head_dim,
         head_dim_v=problem.head_dim_v,
         element_bytes=problem.q.element_size(),
         group_size=problem.group_size,
-        l2_bytes=_L2_BYTES,
+        l2_bytes=_L2_BYTES if problem.seqlen_kv < _LONG_KEYS else _L2_BYTES_LONG,
     )
+
+
+def _integers(
+    problem: AttentionProblem, plan: ForwardPlan, num_sms: int
+) -> tuple[int, int, int, int, int]:
+    """Return offset, left, right, heads of an L2 section, CTAs.
+
+    The offset of a packed batch is 1 where each sequence's diagonal ends at its last key, else 0.
+    """
+    band = band_of(problem)
+    section = _section(problem, plan, num_sms)
     is_packed = problem.varlen is not None
     rows = problem.heads_q if is_packed else problem.batch * problem.heads_q
     assert isinstance(band.offset, int)

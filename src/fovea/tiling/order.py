@@ -96,6 +96,17 @@ def section_heads(
     return (1 << (fitting.bit_length() - 1)) * group_size
 
 
+def heads_in_flight(*, num_tiles: int, group_size: int, num_ctas: int) -> int:
+    """Return how many query heads run together where every tile has the same work.
+
+    As many as have all their tiles in flight at once, with a third of the CTAs left for the next
+    section: then a head's K and V are read from memory once, by tiles in step, and sections follow
+    one another without waves that read everything anew. A power of two of KV heads, at least one.
+    """
+    fitting = max(1, num_ctas * 2 // 3 // max(1, num_tiles * group_size))
+    return (1 << (fitting.bit_length() - 1)) * group_size
+
+
 def is_longest_last(band: Band, *, over: Literal["q", "kv"]) -> bool:
     """Return whether later tiles have more work than earlier ones, or as much.
 

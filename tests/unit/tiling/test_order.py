@@ -6,7 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fovea.tiling.bounds import Band, kv_range, q_range
-from fovea.tiling.order import TileOrder, TilePlace, is_longest_last, num_tiles, section_heads
+from fovea.tiling.order import (
+    TileOrder,
+    TilePlace,
+    heads_in_flight,
+    is_longest_last,
+    num_tiles,
+    section_heads,
+)
 
 counts = st.integers(1, 7)
 
@@ -70,6 +77,27 @@ def test_section_heads_is_a_power_of_two_of_kv_heads(seqlen_kv, group_size, expe
         group_size=group_size, l2_bytes=32 << 20,
     )  # fmt: skip
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("tiles", "group_size", "expected"),
+    [
+        (3, 1, 16),
+        (11, 1, 8),
+        (43, 1, 2),
+        (86, 1, 1),
+        (1000, 1, 1),
+        (11, 4, 8),
+        (11, 8, 8),
+        (0, 2, 128),
+    ],
+)
+def test_heads_in_flight_have_all_their_tiles_on_two_thirds_of_the_ctas(
+    tiles, group_size, expected
+):
+    found = heads_in_flight(num_tiles=tiles, group_size=group_size, num_ctas=132)
+    assert found == expected
+    assert found == group_size or found * tiles <= 88
 
 
 # A limit on both sides is left out: there no single end is the longest.
