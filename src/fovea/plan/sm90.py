@@ -183,8 +183,14 @@ class ForwardPlan:
 
     @property
     def is_pingpong(self) -> bool:
-        """True where consumers take turns: one multiplies while another exponentiates."""
-        return self.num_consumers > 1
+        """True where consumers take turns: one multiplies while another exponentiates.
+
+        With limits their walks differ in length, and each does better to run on as far as the ring
+        lets it, so that one multiplies while another is at the ends of a query tile; but where the
+        softmax takes as long as the products (no optimistic reference, a soft cap) turns win.
+        """
+        runs_free = self.is_banded and self.is_optimistic and not self.features.softcap
+        return self.num_consumers > 1 and not runs_free
 
     @property
     def looks_ahead(self) -> bool:

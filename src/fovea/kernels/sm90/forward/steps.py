@@ -183,8 +183,9 @@ def skip_k(
         for use in cutlass.range(begin, end, unroll=1):
             wait_full(shared.k, use, plan.k_edge)
             release(shared.k, use, plan.k_edge)
-            wait_turn(consumer)
-            pass_turn(plan, consumer)
+            if cutlass.const_expr(plan.is_pingpong):
+                wait_turn(consumer)
+                pass_turn(plan, consumer)
             if cutlass.const_expr(plan.skips_far):
                 if use > begin:
                     wait_full(shared.v, use - 1, plan.v_edge)
@@ -249,7 +250,8 @@ def last_product_and_next_scores(
     wait_full(shared.v, end.last, plan.v_edge)
     issue_output(plan, products, end.last)
     if cutlass.const_expr(plan.skips_hidden):
-        pass_turn(plan, consumer)
+        if cutlass.const_expr(plan.is_pingpong):
+            pass_turn(plan, consumer)
         skip_k(plan, shared, end.last + 1, end.last + 1 + end.behind, consumer)
         next_scores(plan, shared, products, start, consumer)
     else:
