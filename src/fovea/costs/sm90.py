@@ -151,7 +151,7 @@ class _Consumer:
     def process(self) -> Process:
         plan, gates, handoff = self.run.model.plan, self.run.gates, self._handoff
         open_gate = self.run.simulation.open
-        if plan.is_pingpong and self.consumer == plan.num_consumers - 1:
+        if self.consumer == plan.num_consumers - 1:
             self._pass_turn()
         is_started = False
         for index, tile in enumerate(self.run.tiles):
@@ -201,16 +201,14 @@ class _Consumer:
 
     def _step(self, use: int) -> Process:
         """S of a KV tile and O of the one before; softmax while the second runs."""
-        gates, plan = self.run.gates, self.run.model.plan
+        gates = self.run.gates
         open_gate = self.run.simulation.open
         yield Until(gates.k_full, use + 1)
-        if plan.is_pingpong:
-            yield from self._wait_turn()
+        yield from self._wait_turn()
         self._issue_scores()
         yield Until(gates.v_full, use)
         self._issue_output()
-        if plan.is_pingpong:
-            self._pass_turn()
+        self._pass_turn()
         yield Until(self.scores_done, self.num_scores)
         yield self._handoff
         open_gate(gates.k_empty)
@@ -224,7 +222,7 @@ class _Consumer:
         """The last O, the next tile's first S where Q has a second buffer, the way out."""
         gates, plan, run = self.run.gates, self.run.model.plan, self.run
         is_last = index + 1 == len(run.tiles)
-        if plan.looks_ahead and plan.is_pingpong:
+        if plan.looks_ahead:
             yield from self._wait_turn()
         yield Until(gates.v_full, last + 1)
         self._issue_output()
@@ -233,7 +231,7 @@ class _Consumer:
                 self._pass_turn()
             if not is_last:
                 yield from self._start(index + 1, run.tiles[index + 1])
-            if not plan.skips_hidden and plan.is_pingpong:
+            if not plan.skips_hidden:
                 self._pass_turn()
         yield Until(self.output_done, self.num_outputs)
         yield self._handoff
@@ -258,8 +256,9 @@ class _Consumer:
         self.run.tensor.put(Use(f"{name}{self.consumer}", work, floor=alone), gate)
 
     def _wait_turn(self) -> Process:
-        self.num_turns += 1
-        yield Until(self.run.gates.turns[self.consumer], self.num_turns)
+        if self.run.model.plan.is_pingpong:
+            self.num_turns += 1
+            yield Until(self.run.gates.turns[self.consumer], self.num_turns)
 
     def _pass_turn(self) -> None:
         following = (self.consumer + 1) % self.run.model.plan.num_consumers

@@ -90,9 +90,8 @@ def run(
         shared = shared._replace(k=count_own_fills(shared.k), v=count_own_fills(shared.v))
     products = make_products(plan, shared, thread)
     state = make_state(plan)
-    if cutlass.const_expr(plan.is_pingpong):
-        if consumer == plan.num_consumers - 1:
-            pass_turn(plan, consumer)
+    if consumer == plan.num_consumers - 1:
+        pass_turn(plan, consumer)
 
     place = Place(
         use=cutlass.Int32(0),

@@ -123,13 +123,11 @@ def step(
     """
     shared = context.shared
     products = context.products
-    if cutlass.const_expr(plan.is_pingpong):
-        wait_turn(consumer)
+    wait_turn(plan, consumer)
     issue_scores(plan, products, context.q_use, use)
     wait_full(shared.v, use - 1, plan.v_edge)
     issue_output(plan, products, use - 1)
-    if cutlass.const_expr(plan.is_pingpong):
-        pass_turn(plan, consumer)
+    pass_turn(plan, consumer)
     mods = prepare_tile(plan, products.acc_s, context.score, at, tile)
     warpgroup.wait_group(1)
     release(shared.k, use, plan.k_edge)
@@ -183,9 +181,8 @@ def skip_k(
         for use in cutlass.range(begin, end, unroll=1):
             wait_full(shared.k, use, plan.k_edge)
             release(shared.k, use, plan.k_edge)
-            if cutlass.const_expr(plan.is_pingpong):
-                wait_turn(consumer)
-                pass_turn(plan, consumer)
+            wait_turn(plan, consumer)
+            pass_turn(plan, consumer)
             if cutlass.const_expr(plan.skips_far):
                 if use > begin:
                     wait_full(shared.v, use - 1, plan.v_edge)
@@ -245,19 +242,16 @@ def last_product_and_next_scores(
     consumer: cutlass.Int32,
 ):
     """Add the last tile's P V, and leave the first S of the next query tile in flight."""
-    if cutlass.const_expr(plan.is_pingpong):
-        wait_turn(consumer)
+    wait_turn(plan, consumer)
     wait_full(shared.v, end.last, plan.v_edge)
     issue_output(plan, products, end.last)
     if cutlass.const_expr(plan.skips_hidden):
-        if cutlass.const_expr(plan.is_pingpong):
-            pass_turn(plan, consumer)
+        pass_turn(plan, consumer)
         skip_k(plan, shared, end.last + 1, end.last + 1 + end.behind, consumer)
         next_scores(plan, shared, products, start, consumer)
     else:
         next_scores(plan, shared, products, start, consumer)
-        if cutlass.const_expr(plan.is_pingpong):
-            pass_turn(plan, consumer)
+        pass_turn(plan, consumer)
     warpgroup.wait_group(1)
     release(shared.v, end.last, plan.v_edge)
     skip_v(plan, shared, end.last + 1, end.last + 1 + end.behind)
