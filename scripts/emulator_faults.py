@@ -4,11 +4,12 @@ Usage: PYTHONPATH=src python scripts/emulator_faults.py [--arch sm90] [--seqlen 
            [--head-dim 128] [--causal] [--seeds 20] [--jobs 2] [--only WORDS] [--lines LINES]
            [--out FILE]
 
-First the kernel as it is runs every launch of `LAUNCHES` (or the one of `--seqlen`) under all
-seeds: it must be silent and equal in every bit. Then each variant of `fovea.emulator.planting` that
-a launch got to runs under seed 0, 1, ... until it is reported. Prints a table by kind, and each
-variant that no seed reported: as redundant, with what orders the same accesses without it
-(`redundant_statements.py`), or as silent. Writes the same as JSON with `--out`.
+First the kernel as it is runs every launch of `LAUNCHES`, with `--causal` of `CAUSAL_LAUNCHES` (or
+the one of `--seqlen`), under all seeds: it must be silent and equal in every bit. Then each variant
+of `fovea.emulator.planting` that a launch got to runs under seed 0, 1, ... until it is reported.
+Prints a table by kind, and each variant that no seed reported: as redundant, with what orders the
+same accesses without it (`redundant_statements.py`), or as silent. Writes the same as JSON with
+`--out`.
 """
 
 import argparse
@@ -52,21 +53,25 @@ class Launch:
         name: for the table.
         seqlen_q: query rows.
         seqlen_kv: keys.
+        heads: of queries and of keys.
         is_falling: whether the first keys, which come last, outgrow the others: rows are redone.
+        is_top_left: whether a causal mask begins at the first key: later rows see all of them.
     """
 
     name: str
     seqlen_q: int
     seqlen_kv: int
+    heads: int = 1
     is_falling: bool = False
+    is_top_left: bool = False
 
     def problem(self, head_dim: int, *, is_causal: bool) -> AttentionProblem:
         """Return the problem to solve."""
         shape = Shape(
             seqlen_q=self.seqlen_q,
             seqlen_kv=self.seqlen_kv,
-            heads_q=1,
-            heads_kv=1,
+            heads_q=self.heads,
+            heads_kv=self.heads,
             head_dim=head_dim,
         )
         q, k, v = dense_qkv(shape, dtype=torch.bfloat16)
@@ -74,7 +79,9 @@ class Launch:
             steps = torch.linspace(300, -300, self.seqlen_kv) * 0.6931471805599453
             q[..., 0] = 8
             k[..., 0] = (steps * head_dim**0.5 / 8).to(k.dtype)[:, None]
-        causal = "bottom_right" if is_causal else None
+        causal = None
+        if is_causal:
+            causal = "top_left" if self.is_top_left else "bottom_right"
         return make_dense(q, k, v, Request(wants_lse=True, causal=causal))
 
 
@@ -82,6 +89,13 @@ LAUNCHES = (
     Launch(name="long", seqlen_q=512, seqlen_kv=384),
     Launch(name="short", seqlen_q=1152, seqlen_kv=64),
     Launch(name="redo", seqlen_q=512, seqlen_kv=448, is_falling=True),
+    Launch(name="two redone", seqlen_q=1024, seqlen_kv=192, is_falling=True),
+)
+# A diagonal keeps the first rows of a query tile from its last keys, unless it lies past them.
+CAUSAL_LAUNCHES = (
+    *LAUNCHES,
+    Launch(name="past", seqlen_q=768, seqlen_kv=256, is_top_left=True),
+    Launch(name="past short", seqlen_q=768, seqlen_kv=128, is_top_left=True),
 )
 
 
@@ -233,7 +247,7 @@ def main() -> int:
     parser.add_argument("--lines", nargs="*", type=int, default=(), help="lines to change")
     parser.add_argument("--out", type=Path)
     use = parser.parse_args()
-    launches = LAUNCHES
+    launches = CAUSAL_LAUNCHES if use.causal else LAUNCHES
     if use.seqlen:
         launches = (Launch(name="given", seqlen_q=use.seqlen[0], seqlen_kv=use.seqlen[1]),)
     setting = (launches, use.head_dim, use.causal, use.arch)

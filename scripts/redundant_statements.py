@@ -48,7 +48,6 @@ _IDLE = (
     "a warpgroup without rows reads nothing of the stage, and its turns keep it within a tile of "
     "the others, so that its arrival counts in the right phase"
 )
-_LAST_RELEASE = "the last query tile's stage is not filled again"
 _LATER_STORE_WAIT = "the warp's next tcgen05.wait::st comes before its first signal"
 _LATER_LOAD_WAIT = (
     "a later tcgen05.wait::ld of the warp comes before anybody is told, and registers wait for "
@@ -77,7 +76,6 @@ _SM90_D64 = (  # two CTAs share K and V
     Redundant(opcode="wgmma.fence", numbers=(3, 5, 7), of=7, reason=_FENCED),
     Redundant(opcode="bar.sync", numbers=(1, 2), of=8, reason=_TURN),
     Redundant(opcode="bar.sync", numbers=(4, 7, 8), of=8, reason=_ONE_WAIT),
-    Redundant(opcode="mbarrier.arrive.shared.b64", numbers=(4,), of=8, reason=_LAST_RELEASE),
 )
 _SM100_D128 = (
     Redundant(opcode="fence.mbarrier_init", numbers=(1,), of=1, reason=_ONE_CTA),
