@@ -97,7 +97,7 @@ _SM100_D128_CAUSAL = (  # with cluster launch control
         of=24,
         reason=_LATER_LOAD_WAIT,
     ),
-    Redundant(opcode="tcgen05.fence", numbers=(8, 9), of=20, reason=_NOTHING_SINCE),
+    Redundant(opcode="tcgen05.fence", numbers=(9,), of=20, reason=_NOTHING_SINCE),
     Redundant(opcode="mbarrier.try_wait", numbers=(34, 39, 40), of=40, reason=_ANNOUNCED),
 )
 

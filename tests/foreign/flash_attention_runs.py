@@ -33,9 +33,11 @@ class Kernel:
     head_dim: int
     causal: bool
     is_backward: bool = False
+    takes_over: bool = False  # clusters that have not started, by cluster launch control
 
     def __str__(self) -> str:
-        return f"{self.arch}-d{self.head_dim}-{'causal' if self.causal else 'dense'}"
+        mask = "causal" if self.causal else "dense"
+        return f"{self.arch}-d{self.head_dim}-{mask}{'-clc' if self.takes_over else ''}"
 
     def problem(self, shape: Shape) -> AttentionProblem:
         """Return the problem that a call of this shape poses, with its tensors."""
@@ -102,6 +104,7 @@ def _start(kernel: Kernel, folder: Path) -> None:
         "CUTE_DSL_ARCH": kernel.arch,
         "FLASH_ATTENTION_ARCH": kernel.arch.removesuffix("a"),
         "FLASH_ATTENTION_NUM_SMS": "132",
+        "FA_CLC": str(int(kernel.takes_over)),
         "OMP_NUM_THREADS": "1",
     }
     done = subprocess.run(

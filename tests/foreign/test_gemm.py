@@ -41,6 +41,10 @@ PRODUCTS = {
         "adds_c": product((256, 256, 128), (128, 128), adds_c=True, **FP16),
         "fp8": product((256, 256, 256), (128, 128), dtype="float8_e4m3fn"),
         "split_k": product((128, 128, 512), (128, 128), split_k=2),
+        "launch_control": product((512, 384, 128), (128, 128), is_dynamic_persistent=True),
+        "launch_control_pair": product(
+            (512, 512, 128), (256, 128), (2, 1), is_dynamic_persistent=True
+        ),
     },
 }
 
