@@ -34,7 +34,7 @@ from fovea.compile.variant import ForwardVariant
 from fovea.emulator import EmulatorError, Options, load_launcher
 from fovea.emulator.planting import PlantedFault, plant_faults
 from fovea.plan.select import forward_plan
-from fovea.problem import AttentionProblem, ForwardResult, Request, make_dense
+from fovea.problem import AttentionProblem, Request, make_dense
 from fovea.problem.parts import numbers_of, tensors_of
 from fovea.runtime.arguments import ForwardLaunch
 from fovea.testing.inputs import Shape, dense_qkv
@@ -129,8 +129,8 @@ class Kernel:
                 SMS,
                 lambda *arguments: results.extend(launcher(*arguments, options=options)),
             )
-            found = ForwardResult(*launch(tensors_of(problem), numbers_of(problem)))
-            return found.out, tuple(results)
+            out, *_ = launch(tensors_of(problem), numbers_of(problem))
+            return out, tuple(results)
 
         return run
 
