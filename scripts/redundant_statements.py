@@ -42,7 +42,7 @@ _ONE_WAIT = (
 )
 _TURN = (
     "the turnstile orders no memory: it lets one warpgroup multiply while another exponentiates; "
-    "arrivals that nobody waits for come in pairs"
+    "arrivals that nobody waits for come in pairs, save in schedules that hang"
 )
 _IDLE = (
     "a warpgroup without rows reads nothing of the stage, and its turns keep it within a tile of "
