@@ -37,21 +37,23 @@ def are_heavy(features: ForwardFeatures) -> bool:
 def fill_registers(features: ForwardFeatures) -> bool:
     """Return whether mods need too many registers to be spelled out for many columns at a time.
 
-    On Blackwell, where a thread has a whole row: those that are heavy, of many nodes, or read a
-    captured tensor for each key.
+    On Blackwell, where a thread has a whole row: those that are heavy, of many nodes, or that for
+    each key read a captured tensor or divide integers. Such a quotient is some thirty
+    instructions: spelled out for all columns it takes the compiler 10 seconds, in a loop 4.
     """
     has_many_nodes = sum(len(graph.nodes) for graph in features.graphs) > _MOST_SPELLED_OUT_NODES
-    reads_keys = any(_loads_by_key(graph) for graph in features.graphs)
-    return are_heavy(features) or has_many_nodes or reads_keys
+    is_long_by_key = any(_loads_or_divides_by_key(graph) for graph in features.graphs)
+    return are_heavy(features) or has_many_nodes or is_long_by_key
 
 
-def _loads_by_key(graph: Graph) -> bool:
-    depends: list[bool] = []
+def _loads_or_divides_by_key(graph: Graph) -> bool:
+    by_key: list[bool] = []
     for node in graph.nodes:
-        depends.append(node.op == "kv_idx" or any(depends[arg] for arg in node.args))
-    return any(
-        node.op == "load" and by_key for node, by_key in zip(graph.nodes, depends, strict=True)
-    )
+        by_key.append(node.op == "kv_idx" or any(by_key[arg] for arg in node.args))
+        divides = node.op in ("floordiv", "mod") and node.dtype[0] in "iu"
+        if by_key[-1] and (node.op == "load" or divides):
+            return True
+    return False
 
 
 def _num_loads(graph: Graph) -> int:

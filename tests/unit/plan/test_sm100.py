@@ -187,9 +187,11 @@ def test_k_and_v_have_rings_of_their_own_where_tiles_are_whole_or_rows_are_share
         (None, False),
         (mods.alibi(slopes=torch.ones(4)), False),  # a captured value a row
         (mods.relative_bias(torch.zeros(4, 257), 128), True),  # and one a key
+        (lambda score, b, h, q_idx, kv_idx: score + q_idx // 7, False),
+        (lambda score, b, h, q_idx, kv_idx: score + kv_idx // 7, True),
     ],
 )
-def test_mods_that_read_a_value_for_each_key_are_evaluated_in_a_loop(mod, loops):
+def test_mods_that_read_or_divide_for_each_key_are_evaluated_in_a_loop(mod, loops):
     q, k = torch.empty(1, 300, 4, 128), torch.empty(1, 300, 2, 128)
     q, k = q.to(torch.bfloat16), k.to(torch.bfloat16)
     plan = forward_plan(make_dense(q, k, k, Request(score_mod=mod)), SM100)
