@@ -47,7 +47,9 @@ def test_all_failures_are_named_and_the_rest_is_kept(cache: Cache) -> None:
 
 
 def test_worker_that_dies_is_reported(cache: Cache) -> None:
-    with pytest.raises(CompileError, match=r"toy_deadly for sm_90a.*a worker died"):
+    with pytest.raises(
+        CompileError, match=r"toy_deadly for sm_90a.*a worker died.*__main__.*workers=1"
+    ):
         compile_many([(ToyDeadly(), SM90)], workers=1, cache=cache)
 
 

@@ -25,6 +25,11 @@ from fovea.errors import invalid
 
 Job = tuple[Variant, CompileTarget]
 
+_WHY_WORKERS_DIE = (
+    'is the script\'s work under `if __name__ == "__main__":`, since workers import it? or out of '
+    "memory: use workers=1"
+)
+
 
 def compile_many(
     jobs: Sequence[Job], *, workers: int | None = None, cache: Cache | None = None
@@ -77,7 +82,7 @@ def _compile_missing(
                 done[key] = cache.store(artifact)
                 counter.advance(label, seconds)
             except BrokenProcessPool as error:
-                failures.append(f"{label}: a worker died ({error}); out of memory? use workers=1")
+                failures.append(f"{label}: a worker died ({error}); {_WHY_WORKERS_DIE}")
                 counter.advance(label, 0.0, failed=True)
             except Exception as error:
                 failures.append(f"{label}: {type(error).__name__}: {error}")
