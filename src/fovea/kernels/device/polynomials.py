@@ -4,6 +4,8 @@ Lives here: their evaluation. Not here: the coefficients and their errors (`plan
 Invariant: the same operations in the same order wherever one is used.
 """
 
+from collections.abc import Sequence
+
 import cutlass
 import cutlass.cute as cute
 
@@ -12,22 +14,22 @@ from fovea.plan.numerics import COSINE_COEFFICIENTS, SINE_COEFFICIENTS, TANH_COE
 
 def tanh_factor(square: cutlass.Float32) -> cutlass.Float32:
     """Return tanh(x) / x of x^2 <= TANH_LIMIT^2."""
-    return _polynomial(TANH_COEFFICIENTS, square)
+    return polynomial((1.0, *TANH_COEFFICIENTS), square)
 
 
 def sine_factor(square: cutlass.Float32) -> cutlass.Float32:
     """Return sin(x) / x of x^2 <= 1."""
-    return _polynomial(SINE_COEFFICIENTS, square)
+    return polynomial((1.0, *SINE_COEFFICIENTS), square)
 
 
 def cosine_of(square: cutlass.Float32) -> cutlass.Float32:
     """Return cos(x) of x^2 <= 1."""
-    return _polynomial(COSINE_COEFFICIENTS, square)
+    return polynomial((1.0, *COSINE_COEFFICIENTS), square)
 
 
-def _polynomial(coefficients: tuple[float, ...], x: cutlass.Float32) -> cutlass.Float32:
-    """Return 1 + c1 x + c2 x^2 + ..., from the last one up."""
-    value = cutlass.Float32(coefficients[-1])
-    for coefficient in (*coefficients[-2::-1], 1.0):
-        value = cute.math.fma(value, x, cutlass.Float32(coefficient))
+def polynomial(terms: Sequence[float | cutlass.Float32], x: cutlass.Float32) -> cutlass.Float32:
+    """Return t0 + t1 x + t2 x^2 + ..., from the last one up."""
+    value = cutlass.Float32(terms[-1])
+    for term in terms[-2::-1]:
+        value = cute.math.fma(value, x, cutlass.Float32(term))
     return value

@@ -22,7 +22,7 @@ from fovea.kernels.device.masking import Band, RowLimits, inside, row_limits
 from fovea.kernels.device.mod_affine import Affine
 from fovea.kernels.device.mods import ModEvaluator, ModTable, Position
 from fovea.kernels.device.packing import Row, packed_row
-from fovea.kernels.device.polynomials import tanh_factor
+from fovea.kernels.device.polynomials import polynomial, tanh_factor
 from fovea.kernels.device.ptx import bit, hide_unless
 from fovea.kernels.device.softmax import (
     ROWS_PER_THREAD,
@@ -32,7 +32,7 @@ from fovea.kernels.device.softmax import (
     row_in_warpgroup,
 )
 from fovea.kernels.device.values import select
-from fovea.plan.numerics import LOG2_E, TANH_LIMIT
+from fovea.plan.numerics import LOG2_E, TANH_COEFFICIENTS, TANH_LIMIT
 from fovea.tiling.mask_bits import BLOCK, LANES
 
 # Captured values that may wait in registers for S; more would spill.
@@ -228,14 +228,14 @@ def apply_score(
 ) -> None:
     """Turn q.k registers of one KV tile into masked scores in place.
 
-    With `peak`, which keeps the largest (score / softcap)^2 of each row, a soft cap is one of small
+    With `peak`, which keeps the largest square of q.k of each row, a soft cap is that of small
     scores.
     """
     features = plan.features
     is_masked_by_position = tile is TileKind.MASKED and not features.block_lists
     has_limits = tile is TileKind.ANY or is_masked_by_position
     cap = context.scalars.softcap
-    per_cap = cute.arch.rcp_approx(cap) if peak is not None else None
+    terms = None if peak is None else small_cap_terms(context.scalars)
     tests = _Tests(plan, context, mods, has_limits=has_limits)
     # Columns outside: what depends on the column alone lives for two registers, not for all.
     for column in range(columns_per_thread(acc)):
@@ -243,13 +243,14 @@ def apply_score(
             idx = register_idx(row, column)
             score = acc[idx]
             position = _position(context, row, column, mods.first_column)
-            if features.modifies_score:
-                score = score * context.scalars.scale
-            if features.softcap and peak is None:
-                score = soft_cap(score, cap)
-            elif features.softcap:
-                score, square = soft_cap_of_small(score, per_cap)
+            if terms is not None:
+                square = score * score
                 peak[row] = cute.arch.fmax(peak[row], square)
+                score = score * polynomial(terms, square)
+            elif features.modifies_score:
+                score = score * context.scalars.scale
+            if features.softcap and terms is None:
+                score = soft_cap(score, cap)
             if mods.score_mod is not None:
                 score = mods.score_mod.score(score, position)
             visible = tests.visible(position)
@@ -314,16 +315,29 @@ def soft_cap(score: cutlass.Float32, cap: cutlass.Float32) -> cutlass.Float32:
     would be an error of 2 % in the probability. Where x is small, the error of that difference
     counts `cap` times, so a polynomial has its place.
     """
-    small, square = soft_cap_of_small(score, cute.arch.rcp_approx(cap))
+    ratio = score * cute.arch.rcp_approx(cap)
+    square = ratio * ratio
     power = cute.math.exp2(score * ((2.0 * LOG2_E) / cap), fastmath=True)
     large = cap - (cap + cap) * cute.arch.rcp_approx(power + 1.0)
-    return select(square <= TANH_LIMIT**2, small, large)
+    return select(square <= TANH_LIMIT**2, score * tanh_factor(square), large)
 
 
-def soft_cap_of_small(
-    score: cutlass.Float32, per_cap: cutlass.Float32
-) -> tuple[cutlass.Float32, cutlass.Float32]:
-    """Return cap * tanh(score / cap) where |score| <= TANH_LIMIT * cap, and (score / cap)^2."""
-    ratio = score * per_cap
-    square = ratio * ratio
-    return score * tanh_factor(square), square
+def small_cap_terms(scalars: Scalars) -> list[cutlass.Float32]:
+    """Return t0, t1, ... of cap * tanh(score / cap) = x (t0 + t1 x^2 + t2 x^4 + ...), x being q.k.
+
+    With scale and cap in the coefficients an element takes seven multiplications and additions.
+    Good where |score| <= TANH_LIMIT * cap.
+    """
+    ratio = scalars.scale * cute.arch.rcp_approx(scalars.softcap)
+    power = scalars.scale
+    terms = [power]
+    for coefficient in TANH_COEFFICIENTS:
+        power = power * (ratio * ratio)
+        terms.append(power * coefficient)
+    return terms
+
+
+def is_beyond_small_cap(peak: cutlass.Float32, scalars: Scalars) -> cutlass.Boolean:
+    """Return whether the largest square of q.k is of a score that the terms are not good for."""
+    largest = scalars.softcap * TANH_LIMIT
+    return peak * (scalars.scale * scalars.scale) > largest * largest

@@ -66,7 +66,7 @@ def run(
     """
     if cutlass.const_expr(plan.is_optimistic):
         if finish.is_redo == 0:
-            judge(plan, shared, products.acc_o, state, band, finish)
+            judge(plan, shared, scalars, products.acc_o, state, band, finish)
     for row in cutlass.range_constexpr(ROWS_PER_THREAD):
         is_idle = None
         if cutlass.const_expr(plan.features.varlen):

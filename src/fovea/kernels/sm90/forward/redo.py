@@ -15,6 +15,7 @@ import cutlass
 import cutlass.cute as cute
 
 from fovea.kernels.device.masking import Band
+from fovea.kernels.device.score import Scalars, is_beyond_small_cap
 from fovea.kernels.device.softmax import (
     ROWS_PER_THREAD,
     add_lanes,
@@ -25,7 +26,7 @@ from fovea.kernels.device.softmax import (
 from fovea.kernels.device.values import select
 from fovea.kernels.device.work import demand_redo
 from fovea.kernels.sm90.forward.arguments import SharedTiles
-from fovea.plan.numerics import OPTIMISTIC_SUM_LEAST, OPTIMISTIC_SUM_LIMIT, TANH_LIMIT
+from fovea.plan.numerics import OPTIMISTIC_SUM_LEAST, OPTIMISTIC_SUM_LIMIT
 from fovea.plan.roles import WARP_SIZE
 from fovea.plan.sm90 import WARPGROUP_ROWS, WARPS_PER_WARPGROUP
 
@@ -34,6 +35,7 @@ from fovea.plan.sm90 import WARPGROUP_ROWS, WARPS_PER_WARPGROUP
 def judge(
     plan: cutlass.Constexpr,
     shared: SharedTiles,
+    scalars: Scalars,
     acc_o: cute.Tensor,
     state,
     band: Band,
@@ -46,7 +48,7 @@ def judge(
     fails = cutlass.Boolean(False)
     for row in cutlass.range_constexpr(ROWS_PER_THREAD):
         in_group = row_in_warpgroup(finish.thread, row)
-        is_bad = _is_bad(acc_o, state, row, finish.walk.visits > 1)
+        is_bad = _is_bad(scalars, acc_o, state, row, finish.walk.visits > 1)
         # Rows past the end are never stored, so whatever became of them is right.
         is_bad = is_bad & (finish.first_row + in_group < band.seqlen_q)
         fails = fails | is_bad
@@ -59,7 +61,9 @@ def judge(
             demand_redo(shared.work, finish.slot, warp, plan.work_edge)
 
 
-def _is_bad(acc_o: cute.Tensor, state, row: int, is_long: cutlass.Boolean) -> cutlass.Boolean:
+def _is_bad(
+    scalars: Scalars, acc_o: cute.Tensor, state, row: int, is_long: cutlass.Boolean
+) -> cutlass.Boolean:
     """Return whether a row's sums came too near overflow or underflow.
 
     A row without a visible key sums to 0 and is computed again too, as it might be one whose terms
@@ -72,7 +76,7 @@ def _is_bad(acc_o: cute.Tensor, state, row: int, is_long: cutlass.Boolean) -> cu
         value = acc_o[register_idx(row, column)]
         probes[column % 2] = cute.math.fma(value, cutlass.Float32(0.0), probe)
     if state.peak is not None:
-        is_beyond = state.peak[row] > TANH_LIMIT**2
+        is_beyond = is_beyond_small_cap(state.peak[row], scalars)
         probes[0] = select(is_beyond, cutlass.Float32.inf, probes[0])
     row_sum = add_lanes(state.row_sum[row] + probes[0] + probes[1])
     # A comparison with NaN is false, so its negation catches NaN too.

@@ -28,7 +28,7 @@ class RowState(NamedTuple):
     row_max: cute.Tensor
     row_sum: cute.Tensor
     reference: cute.Tensor  # log2 units
-    peak: cute.Tensor | None  # largest (score / softcap)^2 that went through the polynomial
+    peak: cute.Tensor | None  # largest square of q.k whose soft cap was a polynomial
 
 
 def make_state(plan) -> RowState:
