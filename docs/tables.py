@@ -329,9 +329,11 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "notes/README.md": {"pages": lambda: pages_of("notes")},
     "benchmarks.md": {
         "forward": lambda: speed("forward", ("fa3", "cudnn")),
+        "forward causal": lambda: speed("forward_causal", ("fa3", "cudnn")),
         "decode": decode,
         "varlen": varlen,
         "forward mods": lambda: speed("forward_mods", ("flex",)),
+        "forward mods masks": lambda: speed("forward_mods_masks", ("flex",)),
         "block sparse": lambda: speed("block_sparse", ("flex",)),
         "overhead": overhead,
     },
