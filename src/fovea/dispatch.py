@@ -67,8 +67,9 @@ def check_backend(backend: object) -> str | None:
     Raises:
         ValueError: it names none.
     """
-    if backend is None or backend in BACKENDS:
-        return backend  # pyright: ignore[reportReturnType]
+    # By type first: an array compares with a string element by element.
+    if backend is None or (isinstance(backend, str) and backend in BACKENDS):
+        return backend
     raise ValueError(
         invalid("backend", repr(backend), ", ".join(("None", *BACKENDS)), "pass one of them")
     )
@@ -95,9 +96,9 @@ def decide(problem: AttentionProblem, backend: str | None) -> Choice:
     """Return what `choose` does, without its warning."""
     if backend is None:
         return _choose_freely(problem) if problem.q.is_cuda else _ON_CPU
+    check_backend(backend)
     if backend == "reference":
         return _ASKED_REFERENCE
-    check_backend(backend)
     arch = _arch_for(problem, backend)
     lack = lack_of(problem, backend, arch)
     if lack is None:

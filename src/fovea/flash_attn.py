@@ -6,15 +6,19 @@ itself. Invariant: an argument works as documented there, or raises; none is ign
 `num_splits`, which only tunes.
 """
 
+import operator
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from fovea.api import AuxRequest, attention, attention_varlen
+from fovea.api.attention import autocast
 from fovea.errors import UnsupportedError, invalid
-from fovea.mods.evaluate import is_checked
-from fovea.tiling.paged_kv import check_pages
+from fovea.ops import attend
+from fovea.problem import AttentionProblem, Request, VarlenRequest, make_varlen
+from fovea.problem.checks import check_device, is_unreadable
+from fovea.problem.kv_cache import KvCache, check_argument
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
 
@@ -59,7 +63,8 @@ def flash_attn_func(
     score_mod = None
     if alibi_slopes is not None:
         axes = "batch, seqlen, heads, head_dim"
-        _check_arguments(q=(q, axes), k=(k, axes))
+        check_argument("q", q, axes)
+        check_argument("k", k, axes)
         _check_slopes(alibi_slopes, q.shape[0], q.shape[2])
         score_mod = _alibi(alibi_slopes, k.shape[1] - q.shape[1])
     out, aux = attention(
@@ -68,11 +73,11 @@ def flash_attn_func(
         v,
         causal=causal,
         window=_window(window_size),
-        softcap=softcap or None,
+        softcap=_softcap(softcap),
         scale=softmax_scale,
         score_mod=score_mod,
         sink=learnable_sink,
-        deterministic=deterministic or None,
+        deterministic=_deterministic(deterministic),
         return_aux=AuxRequest(lse=return_attn_probs),
     )
     return (out, aux.lse, None) if return_attn_probs else out
@@ -114,12 +119,10 @@ def flash_attn_varlen_func(
         UnsupportedError: dropout, or gradients with a block_table.
     """
     _check_dropout(dropout_p)
-    bounds = "batch + 1"
-    _check_arguments(
-        q=(q, "total_q, heads, head_dim"),
-        cu_seqlens_q=(cu_seqlens_q, bounds),
-        cu_seqlens_k=(cu_seqlens_k, bounds),
-    )
+    check_argument("q", q, "total_q, heads, head_dim")
+    _check_bounds(q, cu_seqlens_q, cu_seqlens_k)
+    if block_table is not None:
+        check_argument("block_table", block_table, "batch, max_pages", (torch.int32,))
     lengths_kv = cu_seqlens_k.diff()
     score_mod = None
     if alibi_slopes is not None:
@@ -137,11 +140,11 @@ def flash_attn_varlen_func(
         page_table=block_table,
         causal=causal,
         window=_window(window_size),
-        softcap=softcap or None,
+        softcap=_softcap(softcap),
         scale=softmax_scale,
         score_mod=score_mod,
         sink=learnable_sink,
-        deterministic=deterministic or None,
+        deterministic=_deterministic(deterministic),
         return_aux=AuxRequest(lse=return_attn_probs),
     )
     return (out, aux.lse, None) if return_attn_probs else out
@@ -188,42 +191,49 @@ def flash_attn_with_kvcache(
     """
     del num_splits, rotary_interleaved
     _check_cache_options(rotary_cos, rotary_sin, cache_leftpad)
-    _check_cached(q, (k_cache, v_cache), (k, v), block_table, cache_batch_idx)
+    cache = KvCache(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
+    cache.check()
     batch, seqlen_q, heads = q.shape[:3]
-    page_size = k_cache.shape[1]
-    table = _page_table(k_cache, block_table, cache_batch_idx, batch)
-    seqlens = _cache_seqlens(cache_seqlens, table, page_size)
-    if k is not None and v is not None:
-        _check_append(k_cache, k, table, seqlens)
-        _append(k_cache, k, table, seqlens)
-        _append(v_cache, v, table, seqlens)
-        seqlens = seqlens + k.shape[1]
-    starts = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * seqlen_q
+    table = cache.pages(block_table, cache_batch_idx)
+    used = cache.lengths(cache_seqlens, table)
+    name = "cache_batch_idx" if block_table is None else "block_table"
+    cache.check_contents(table, used, name=name)
+    seqlens = used if k is None else used + k.shape[1]
     score_mod = None
     if alibi_slopes is not None:
         _check_slopes(alibi_slopes, batch, heads)
         score_mod = _alibi(alibi_slopes, seqlens - seqlen_q)
-    out, aux = attention_varlen(
-        q.flatten(0, 1),
-        k_cache,
-        v_cache,
-        starts,
-        None,
-        seqlen_q,
-        table.shape[1] * page_size,
-        seqused_kv=seqlens,
-        page_table=table,
-        causal=causal,
-        window=_window(window_size),
-        softcap=softcap or None,
+    request = Request(
+        causal,
+        _window(window_size),
+        score_mod,
+        softcap=_softcap(softcap),
         scale=softmax_scale,
-        score_mod=score_mod,
-        return_aux=AuxRequest(lse=return_softmax_lse),
+        wants_lse=bool(return_softmax_lse),
     )
+    problem = _cache_problem(cache, table, seqlens, request)
+    if k is not None:
+        # All that can be wrong has raised by now: an error leaves the caches as they were.
+        cache.append(table, used)
+        if problem.k is not k_cache or problem.v is not v_cache:  # autocast made copies, too early
+            problem = _cache_problem(cache, table, seqlens, request)
+    out, lse, _ = attend(problem, None)
     out = out.view(batch, seqlen_q, *out.shape[1:])
-    if aux.lse is None:
+    if not return_softmax_lse:
         return out
-    return out, aux.lse.view(heads, batch, seqlen_q).transpose(0, 1)
+    return out, cast(Tensor, lse).view(heads, batch, seqlen_q).transpose(0, 1)
+
+
+def _cache_problem(
+    cache: KvCache, table: Tensor, seqlens: Tensor, request: Request
+) -> AttentionProblem:
+    """Return the checked call of the queries on the first `seqlens` rows of each sequence."""
+    batch, seqlen_q = cache.q.shape[:2]
+    starts = torch.arange(batch + 1, dtype=torch.int32, device=cache.q.device) * seqlen_q
+    longest = table.shape[1] * cache.k_cache.shape[1]
+    where = VarlenRequest(starts, None, seqlen_q, longest, seqused_kv=seqlens, page_table=table)
+    tensors = autocast(cache.q.flatten(0, 1), cache.k_cache, cache.v_cache)
+    return make_varlen(*tensors, where, request)
 
 
 def _alibi(slopes: Tensor, offset: int | Tensor) -> Any:
@@ -244,51 +254,15 @@ def _alibi(slopes: Tensor, offset: int | Tensor) -> Any:
     return shared
 
 
-def _check_arguments(**arguments: tuple[Any, str]) -> None:
-    """Raise unless each argument that is not None is a tensor with the axes named beside it."""
-    for name, (value, axes) in arguments.items():
-        if value is None:
-            continue
-        if not isinstance(value, Tensor):
-            raise TypeError(
-                invalid(name, type(value).__name__, f"a tensor ({axes})", "pass a tensor")
-            )
-        if value.dim() != axes.count(",") + 1:
-            raise ValueError(
-                invalid(f"{name}.shape", tuple(value.shape), f"({axes})", "add or flatten axes")
-            )
-
-
-def _check_cached(
-    q: Tensor,
-    caches: tuple[Tensor, Tensor],
-    new: tuple[Tensor | None, Tensor | None],
-    block_table: Tensor | None,
-    cache_batch_idx: Tensor | None,
-) -> None:
-    """Raise unless the tensors of a call on caches fit each other; no content is read."""
-    cache_axes = "batch or pages, seqlen or page_size, heads_k, head_dim"
-    new_axes = "batch, seqlen_new, heads_k, head_dim"
-    _check_arguments(
-        q=(q, "batch, seqlen_q, heads, head_dim"),
-        k_cache=(caches[0], cache_axes),
-        v_cache=(caches[1], cache_axes),
-        k=(new[0], new_axes),
-        v=(new[1], new_axes),
-        block_table=(block_table, "batch, max_pages"),
-        cache_batch_idx=(cache_batch_idx, "batch"),
-    )
-    k, v = new
-    if k is None and v is None:
-        return
-    if k is None or v is None:
-        name, remedy = "k" if k is None else "v", "pass both k and v or neither"
-        raise ValueError(invalid(name, None, "a tensor like the other", remedy))
-    for name, rows, cache in (("k", k, caches[0]), ("v", v, caches[1])):
-        wanted = (q.shape[0], k.shape[1], *cache.shape[2:])
-        if tuple(rows.shape) != wanted:
-            allowed = f"{wanted}: batch of q, seqlen of k, heads and head_dim of its cache"
-            raise ValueError(invalid(f"{name}.shape", tuple(rows.shape), allowed, "match them"))
+def _check_bounds(q: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> None:
+    """Raise unless both bounds are there and fit each other; no content is read."""
+    for name, bounds in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        check_argument(name, bounds, "batch + 1", (torch.int32,))
+        check_device(name, bounds, q)
+    if cu_seqlens_k.shape != cu_seqlens_q.shape:
+        allowed = f"{tuple(cu_seqlens_q.shape)}, as cu_seqlens_q"
+        got, remedy = tuple(cu_seqlens_k.shape), "give every sequence one entry"
+        raise ValueError(invalid("cu_seqlens_k.shape", got, allowed, remedy))
 
 
 def _check_slopes(slopes: Tensor, batch: int, heads: int) -> None:
@@ -307,11 +281,34 @@ def _check_slopes(slopes: Tensor, batch: int, heads: int) -> None:
 
 
 def _check_dropout(dropout_p: float) -> None:
-    if dropout_p:
-        raise UnsupportedError(
-            f"dropout_p={dropout_p} is not supported (allowed: 0.0); pass 0.0 in evaluation, or "
-            "use torch.nn.functional.scaled_dot_product_attention for training with dropout."
-        )
+    if _is_zero(dropout_p):
+        return
+    if not isinstance(dropout_p, int | float):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(invalid("dropout_p", repr(dropout_p), "0.0", "pass a number"))
+    raise UnsupportedError(
+        f"dropout_p={dropout_p} is not supported (allowed: 0.0); pass 0.0 in evaluation, or "
+        "use torch.nn.functional.scaled_dot_product_attention for training with dropout."
+    )
+
+
+def _softcap(softcap: Any) -> Any:
+    """Return a softcap with None where flash-attn has 0."""
+    return None if _is_zero(softcap) else softcap
+
+
+def _deterministic(deterministic: Any) -> Any:
+    """Return what torch's setting decides where flash-attn has False."""
+    return None if deterministic is False else deterministic
+
+
+def _is_zero(value: Any) -> bool:
+    """Return whether a value is the number 0, without waiting for a device."""
+    if isinstance(value, int | float):
+        return value == 0
+    if isinstance(value, Tensor):
+        is_number = value.layout is torch.strided and value.dim() == 0
+        return is_number and not is_unreadable(value) and bool(value == 0)
+    return hasattr(value, "__float__") and getattr(value, "shape", None) == () and value == 0
 
 
 def _check_cache_options(*options: Tensor | None) -> None:
@@ -330,63 +327,14 @@ def _window(window_size: type_of_window) -> type_of_window:
         remedy = "pass (-1, -1) for an unlimited window"
         raise TypeError(invalid("window_size", repr(window_size), "a pair (left, right)", remedy))
     left, right = window_size
-    return (None if left == -1 else left, None if right == -1 else right)
+    return _extent(left), _extent(right)
 
 
-def _page_table(
-    cache: Tensor, block_table: Tensor | None, rows: Tensor | None, batch: int
-) -> Tensor:
-    """Return the page table of a cache; one without pages has one page a row."""
-    if block_table is not None:
-        if rows is not None:
-            raise ValueError(
-                invalid(
-                    "cache_batch_idx",
-                    "given with block_table",
-                    "None with a block_table",
-                    "index the block_table instead",
-                )
-            )
-        return block_table
-    if rows is None:
-        if cache.shape[0] < batch:
-            raise ValueError(
-                invalid(
-                    "batch of k_cache", cache.shape[0], f"at least {batch}", "enlarge the cache"
-                )
-            )
-        rows = torch.arange(batch, device=cache.device)
-    return rows.to(torch.int32).unsqueeze(1)
-
-
-def _cache_seqlens(seqlens: int | Tensor | None, table: Tensor, page_size: int) -> Tensor:
-    if isinstance(seqlens, Tensor):
-        if seqlens.is_floating_point() or tuple(seqlens.shape) != (table.shape[0],):
-            got = f"{tuple(seqlens.shape)} {seqlens.dtype}"
-            allowed = f"({table.shape[0]},) of an integer dtype, or one int"
-            raise ValueError(invalid("cache_seqlens", got, allowed, "give one length a row"))
-        return seqlens.to(torch.int32)
-    if seqlens is not None and (isinstance(seqlens, bool) or not hasattr(seqlens, "__index__")):
-        allowed = "None, an int, or an integer tensor (batch,)"
-        raise TypeError(invalid("cache_seqlens", repr(seqlens), allowed, "pass an int"))
-    length = table.shape[1] * page_size if seqlens is None else seqlens
-    return torch.full((table.shape[0],), length, dtype=torch.int32, device=table.device)
-
-
-def _check_append(cache: Tensor, new: Tensor, table: Tensor, seqlens: Tensor) -> None:
-    """Raise ValueError where rows have no place, before any is written.
-
-    Where contents are looked at: on a CPU always, elsewhere under FOVEA_CHECK=1.
-    """
-    if not torch.compiler.is_compiling() and is_checked(seqlens):
-        for lengths in (seqlens, seqlens + new.shape[1]):
-            check_pages(table, lengths, pages=cache.shape[0], page_size=cache.shape[1])
-
-
-def _append(cache: Tensor, new: Tensor, table: Tensor, seqlens: Tensor) -> None:
-    """Write (batch, seqlen_new, heads, dim) rows behind the used rows of a paged cache."""
-    page_size = cache.shape[1]
-    row = seqlens.long().unsqueeze(1) + torch.arange(new.shape[1], device=cache.device)
-    page = table.long().gather(1, row // page_size)
-    with torch.no_grad():
-        cache[page, row % page_size] = new.to(cache.dtype)
+def _extent(side: Any) -> Any:
+    """Return one side of a window; what is no integer is left to the checks of the call."""
+    if not isinstance(side, int):
+        try:
+            side = operator.index(side)  # such as NumPy's
+        except TypeError:
+            return side
+    return None if side == -1 else side

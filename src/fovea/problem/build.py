@@ -6,6 +6,7 @@ layers below assert nothing about it again.
 """
 
 import operator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -242,6 +243,8 @@ def _check_paged_kv(q: Tensor, k: Tensor, v: Tensor, where: VarlenRequest, batch
             )
         )
     table = where.page_table
+    if isinstance(table, Tensor):
+        checks.check_layout("page_table", table)
     if not isinstance(table, Tensor) or table.dtype != torch.int32 or table.dim() != 2:
         got = (tuple(table.shape), table.dtype) if isinstance(table, Tensor) else repr(table)
         raise ValueError(
@@ -293,6 +296,7 @@ def _check_index(name: str, tensor: Tensor, q: Tensor, extent: str) -> None:
     if not isinstance(tensor, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
         allowed = f"a torch.int32 tensor ({extent},)"
         raise TypeError(invalid(name, repr(cast(Any, tensor)), allowed, "pass a tensor"))
+    checks.check_layout(name, tensor)
     if tensor.dtype != torch.int32:
         raise TypeError(
             invalid(f"{name}.dtype", tensor.dtype, "torch.int32", f"pass {name}.to(torch.int32)")
@@ -315,7 +319,8 @@ def _check_entries(name: str, tensor: Tensor, entries: int) -> None:
 
 def _normal_length(name: str, length: object) -> int:
     if not isinstance(length, (int, torch.SymInt, Tensor)) and hasattr(length, "__index__"):
-        length = operator.index(cast(Any, length))  # such as NumPy's
+        with suppress(TypeError):  # of an array, which the check below refuses
+            length = operator.index(cast(Any, length))  # such as NumPy's
     is_integer = isinstance(length, (int, torch.SymInt)) and not isinstance(length, bool)
     if not is_integer:
         raise TypeError(

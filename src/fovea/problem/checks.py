@@ -58,6 +58,14 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         check_device(name, tensor, q)
 
 
+def check_layout(name: str, tensor: Tensor) -> None:
+    """Raise TypeError unless `tensor` is strided: not sparse, mkldnn or nested."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        got = "a nested tensor" if tensor.is_nested else tensor.layout
+        remedy = f"pass {name}.to_dense(), or the values of a nested tensor"
+        raise TypeError(invalid(f"{name}.layout", got, "torch.strided", remedy))
+
+
 def check_device(name: str, tensor: Tensor, q: Tensor) -> None:
     """Raise ValueError unless `tensor` is where q is."""
     if tensor.device != q.device:
@@ -113,9 +121,10 @@ def normal_causal(causal: object) -> Causal | None:
     """Return the corner of the diagonal that `causal` names, or None."""
     if causal is False or causal is None:
         return None
-    if causal is True or causal == "bottom_right":
+    # By type first: an array compares with a string element by element.
+    if causal is True or (isinstance(causal, str) and causal == "bottom_right"):
         return "bottom_right"
-    if causal == "top_left":
+    if isinstance(causal, str) and causal == "top_left":
         return "top_left"
     raise ValueError(
         invalid(
@@ -181,16 +190,26 @@ def normal_number(name: str, value: object, q: Tensor, *, is_positive: bool) -> 
             return value
         value = value.item()
     elif isinstance(value, bool) or not isinstance(value, int | float):
-        if isinstance(value, bool) or not hasattr(value, "__float__"):
-            raise TypeError(
-                invalid(name, repr(value), "a number or a 0-d tensor", "convert it with float(...)")
-            )
-        value = float(cast(Any, value))
+        value = _float_of(name, value)
     number = cast(float, value)
     if torch.compiler.is_compiling():
         return number
     check_number(name, number, q.dtype, is_positive=is_positive)
     return float(number)
+
+
+def _float_of(name: str, value: object) -> float:
+    """Return a number of another library's, such as NumPy's, as a float."""
+    has_imaginary = getattr(getattr(value, "dtype", None), "kind", "") == "c"
+    is_number = not isinstance(value, bool) and hasattr(value, "__float__") and not has_imaginary
+    if is_number and getattr(value, "shape", ()) == ():
+        try:
+            return float(cast(Any, value))
+        except (TypeError, ValueError):
+            pass  # an array of text or objects
+    raise TypeError(
+        invalid(name, repr(value), "a number or a 0-d tensor", "convert it with float(...)")
+    )
 
 
 def check_number(name: str, value: float, dtype: torch.dtype, *, is_positive: bool) -> None:
@@ -221,6 +240,7 @@ def is_unreadable(tensor: Tensor) -> bool:
 
 
 def _check_number_tensor(name: str, value: Tensor, q: Tensor) -> None:
+    check_layout(name, value)
     if value.dim() != 0 or value.dtype == torch.bool or value.dtype.is_complex:
         raise ValueError(
             invalid(
@@ -249,6 +269,7 @@ def check_sink(sink: object, q: Tensor) -> None:
         raise TypeError(
             invalid("sink", _type_name(sink), "None or a tensor (heads_q,)", "pass a tensor")
         )
+    check_layout("sink", sink)
     if sink.dim() != 1 or sink.shape[0] != q.shape[-2]:
         raise ValueError(
             invalid(

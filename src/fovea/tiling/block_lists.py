@@ -260,12 +260,14 @@ class BlockLists:
         """Raise ValueError unless the lists fit a call with these sizes (None = unchecked)."""
         for name, mine, call in (("batch", self.batch, batch), ("heads", self.heads, heads)):
             if call is not None and mine not in (1, call):
+                letter = "B" if name == "batch" else "H"
+                sizes = (1,) if call == 1 else (1, call)
                 raise ValueError(
                     invalid(
                         f"block_mask.shape ({name})",
                         mine,
-                        f"1 or {call}",
-                        f"build the block mask with {'B' if name == 'batch' else 'H'}={call} or 1",
+                        " or ".join(map(str, sizes)),
+                        f"build the block mask with {letter}={' or '.join(map(str, sizes[::-1]))}",
                     )
                 )
         mine_q_kv = (self.seqlen_q, self.seqlen_kv)

@@ -36,8 +36,9 @@ def lists_of(states: Tensor, wanted: int) -> tuple[Tensor, Tensor]:
     indices = torch.empty((batch, heads, rows, columns), dtype=torch.int32, device=states.device)
     column = torch.arange(columns, dtype=torch.int32, device=states.device)
     step = _rows_per_step(columns, states.device)
-    flat_counts = counts.view(-1)
-    flat_indices = indices.view(-1, columns) if columns else indices
+    if 0 in (rows, columns):
+        return counts, indices
+    flat_counts, flat_indices = counts.view(-1), indices.view(-1, columns)
     for first_row, dense in _dense_pieces(states):
         for begin in range(0, dense.shape[0], step):
             is_listed = dense[begin : begin + step] == wanted
@@ -50,8 +51,6 @@ def lists_of(states: Tensor, wanted: int) -> tuple[Tensor, Tensor]:
 def _dense_pieces(states: Tensor) -> Iterator[tuple[int, Tensor]]:
     """Yield (number of the first row, contiguous rows), rows counted through batch and heads."""
     batch, heads, rows, columns = states.shape
-    if rows * columns == 0:
-        return
     if rows * columns <= _SMALL_MATRIX:
         for b in range(batch):
             yield b * heads * rows, states[b].reshape(-1, columns)
@@ -111,6 +110,8 @@ def mark(states: Tensor, counts: Tensor, indices: Tensor, value: int) -> None:
     """Write `value` at the listed columns of each row of `states`, contiguous, in place."""
     batch, heads, rows, columns = states.shape
     width = indices.shape[-1]
+    if 0 in (rows, columns, width):
+        return
     entry = torch.arange(width, device=states.device)
     step = _rows_per_step(max(width, columns), states.device)
     for b in range(batch):

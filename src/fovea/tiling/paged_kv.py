@@ -48,8 +48,18 @@ def gather_rows(
     return torch.where(is_used[:, :, None, None], rows, torch.zeros((), dtype=cache.dtype))
 
 
-def check_pages(page_table: Tensor, seqused_kv: Tensor, *, pages: int, page_size: int) -> None:
-    """Raise ValueError unless every page that holds used rows exists; reads the tensors."""
+def check_pages(
+    page_table: Tensor,
+    seqused_kv: Tensor,
+    *,
+    pages: int,
+    page_size: int,
+    table_name: str = "page_table",
+) -> None:
+    """Raise ValueError unless every page that holds used rows exists; reads the tensors.
+
+    `table_name` is what the user calls the page table.
+    """
     capacity = page_table.shape[1] * page_size
     is_too_long = (seqused_kv < 0) | (seqused_kv > capacity)
     if bool(is_too_long.any()):
@@ -59,7 +69,7 @@ def check_pages(page_table: Tensor, seqused_kv: Tensor, *, pages: int, page_size
                 f"seqused_kv[{b}]",
                 int(seqused_kv[b]),
                 f"0 to {capacity}, what {page_table.shape[1]} pages of {page_size} rows hold",
-                "give page_table more columns or shorten the sequence",
+                f"give {table_name} more columns or shorten the sequence",
             )
         )
     logical_begin = torch.arange(page_table.shape[1], device=page_table.device) * page_size
@@ -69,7 +79,7 @@ def check_pages(page_table: Tensor, seqused_kv: Tensor, *, pages: int, page_size
         b, page = (int(x) for x in is_bad.nonzero()[0])
         raise ValueError(
             invalid(
-                f"page_table[{b}, {page}]",
+                f"{table_name}[{b}, {page}]",
                 int(page_table[b, page]),
                 f"0 to {pages - 1}, a page of k and v",
                 f"fill the first {-(-int(seqused_kv[b]) // page_size)} entries of that row",

@@ -254,7 +254,11 @@ def test_window_size_that_is_no_pair_raises_type_error(window_size):
 
 @pytest.mark.parametrize(
     ("lengths", "pages", "message"),
-    [([3, 14], [0, 1], "seqused_kv"), ([-3, 4], [0, 1], "seqused_kv"), ([3, 4], [-1, 1], "page")],
+    [
+        ([3, 14], [0, 1], r"cache_seqlens\[1\]=14"),
+        ([-3, 4], [0, 1], r"cache_seqlens\[0\]=-3"),
+        ([3, 4], [-1, 1], r"block_table\[0, 0\]=-1"),
+    ],
     ids=["too long", "negative length", "negative page"],
 )
 def test_kvcache_checks_before_it_writes(lengths, pages, message):

@@ -28,8 +28,8 @@ def flex(**options):
 
 def packed(**options):
     q = Q.flatten(0, 1)
-    arguments = {"max_seqlen_q": 6, "max_seqlen_kv": 6} | options
-    return fovea.attention_varlen(q, q, q, CU, CU, **arguments)
+    arguments = {"cu_seqlens_q": CU, "cu_seqlens_kv": CU, "max_seqlen_q": 6, "max_seqlen_kv": 6}
+    return fovea.attention_varlen(q, q, q, **(arguments | options))
 
 
 def cached(**options):
@@ -41,8 +41,38 @@ def drop_in(**options):
     return flash_attn.flash_attn_func(Q, K, V, **options)
 
 
+SINK = torch.zeros(4)
+NESTED = torch.nested.nested_tensor([torch.zeros(4)], layout=torch.strided)
 NEW = torch.zeros(2, 1, 2, 8)
 WRONG = {
+    "sparse sink": (dense, {"sink": SINK.to_sparse()}, r"sink\.layout=torch\.sparse_coo"),
+    "mkldnn sink": (dense, {"sink": SINK.to_mkldnn()}, r"sink\.layout=torch\._mkldnn"),
+    "nested sink": (dense, {"sink": NESTED}, r"sink\.layout=a nested tensor"),
+    "sparse bounds": (packed, {"cu_seqlens_q": CU.to_sparse()}, r"cu_seqlens_q\.layout"),
+    "sparse lengths": (packed, {"seqused_kv": CU[1:].to_sparse()}, r"seqused_kv\.layout"),
+    "nested lengths": (packed, {"seqused_q": NESTED}, r"seqused_q\.layout=a nested"),
+    "sparse pages": (
+        packed,
+        {
+            "cu_seqlens_kv": None,
+            "seqused_kv": CU[1:],
+            "page_table": torch.zeros(2, 1, dtype=torch.int32).to_sparse(),
+        },
+        r"page_table\.layout",
+    ),
+    "sparse scale": (dense, {"scale": torch.tensor(1.0).to_sparse()}, r"scale\.layout"),
+    "causal array": (dense, {"causal": np.zeros(3)}, r"causal=array"),
+    "backend array": (dense, {"backend": np.zeros(3)}, r"backend=array"),
+    "scale array of one": (dense, {"scale": np.ones(1)}, r"scale=array"),
+    "scale array of text": (dense, {"scale": np.array("a")}, r"scale=array"),
+    "softcap array": (dense, {"softcap": np.ones(3)}, r"softcap=array"),
+    "complex scale of NumPy": (dense, {"scale": np.complex64(1)}, r"scale=np\.complex64"),
+    "max_seqlen array": (packed, {"max_seqlen_q": np.array([6])}, r"max_seqlen_q=array"),
+    "block mask of three": (
+        lambda **options: fovea.attention(Q[:1], K[:1], V[:1], **options),
+        {"block_mask": fovea.create_block_mask(lambda b, h, i, j: i >= j, 3, None, 6, 8, "cpu")},
+        r"batch\)=3 is not valid \(allowed: 1\); build the block mask with B=1\.$",
+    ),
     "softcap beyond float32": (dense, {"softcap": 1e300}, r"softcap=1e\+300.*float32"),
     "softcap that float32 makes 0": (dense, {"softcap": 1e-300}, "softcap=1e-300.*float32"),
     "scale beyond float32": (dense, {"scale": -1e39}, r"scale=-1e\+39.*float32"),

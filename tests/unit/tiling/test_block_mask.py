@@ -85,6 +85,24 @@ def test_block_mask_of_an_empty_sequence_has_no_blocks():
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("seqlens", [(5, 0), (0, 5), (0, 0), (300, 0)])
+@pytest.mark.parametrize("rule", ["band", "bits"])
+def test_block_mask_without_keys_or_queries_gives_zeros(seqlens, rule):
+    def mask_mod(b, h, i, j):
+        return i >= j if rule == "band" else (i * j + h) % 3 == 0
+
+    q = torch.randn(1, seqlens[0], 4, 8, requires_grad=True)
+    k = torch.randn(1, seqlens[1], 4, 8, requires_grad=True)
+    heads = None if rule == "band" else 4
+    mask = fovea.create_block_mask(mask_mod, None, heads, *seqlens, device="cpu")
+    request = fovea.AuxRequest(lse=True)
+    out, aux = fovea.attention(q, k, k, block_mask=mask, return_aux=request)
+    assert torch.equal(out, torch.zeros_like(q))
+    assert torch.equal(aux.lse, torch.full((1, 4, seqlens[0]), -torch.inf))
+    out.sum().backward()
+    assert not q.grad.any()
+
+
 def test_block_mask_works_in_torch_flex_attention_and_its_methods():
     mine = create_block_mask(sliding_window(100), 2, 2, 300, 300, device="cpu", BLOCK_SIZE=64)
     theirs = torch_create_block_mask(mine.mask_mod, 2, 2, 300, 300, device="cpu", BLOCK_SIZE=64)

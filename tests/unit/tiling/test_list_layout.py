@@ -59,3 +59,12 @@ def test_mark_reads_nothing_behind_the_count():
     indices = torch.tensor([[[[2, -99, 7], [0, 3, 1 << 30]]]], dtype=torch.int32)
     mark(found, counts, indices, 1)
     assert found.tolist() == [[[[0, 0, 1, 0], [1, 0, 0, 1]]]]
+
+
+@pytest.mark.parametrize("size", [(5, 0), (0, 5), (0, 0)])
+def test_matrix_without_rows_or_columns_has_empty_lists(size):
+    states = torch.zeros(2, 3, *size, dtype=torch.int8)
+    counts, indices = lists_of(states, 1)
+    assert indices.shape == states.shape
+    assert torch.equal(counts, torch.zeros(2, 3, size[0], dtype=torch.int32))
+    mark(states, counts, indices, 1)
