@@ -59,4 +59,6 @@ def main(outputs: Path, stamp: Path, date: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        sys.exit(__doc__)
     main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

@@ -21,12 +21,14 @@ class Arch:
             to exactly this capability.
         capability: (major, minor) that a device must report.
         product: how people call it.
+        num_sms: SMs of the board that a call is explained for without one: H200, B200, B300.
     """
 
     name: str
     target: str
     capability: tuple[int, int]
     product: str
+    num_sms: int
 
     def __str__(self) -> str:
         return self.name
@@ -34,9 +36,11 @@ class Arch:
 
 # Source: PTX ISA, section "PTX Module Directives: .target": sm_90a, sm_100a and sm_103a code runs
 # on compute capability 9.0, 10.0 and 10.3 only.
-SM90 = Arch(name="sm90", target="sm_90a", capability=(9, 0), product="Hopper")
-SM100 = Arch(name="sm100", target="sm_100a", capability=(10, 0), product="Blackwell")
-SM103 = Arch(name="sm103", target="sm_103a", capability=(10, 3), product="Blackwell Ultra")
+SM90 = Arch(name="sm90", target="sm_90a", capability=(9, 0), product="Hopper", num_sms=132)
+SM100 = Arch(name="sm100", target="sm_100a", capability=(10, 0), product="Blackwell", num_sms=148)
+SM103 = Arch(
+    name="sm103", target="sm_103a", capability=(10, 3), product="Blackwell Ultra", num_sms=148
+)
 ARCHS: dict[str, Arch] = {arch.name: arch for arch in (SM90, SM100, SM103)}
 
 

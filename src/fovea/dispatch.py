@@ -118,7 +118,7 @@ def forward(problem: AttentionProblem, choice: Choice) -> ForwardResult:
         ValueError: tensor contents out of range; looked at on a CPU always, since nothing has to be
             waited for there, elsewhere under FOVEA_CHECK=1.
     """
-    if problem.q.is_cpu or env.check():
+    if env.check() or problem.q.is_cpu:
         check_contents(problem)
         if choice.backend != "reference":  # which checks gathers as it runs
             gathers.check_gathers(problem)

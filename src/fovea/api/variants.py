@@ -20,8 +20,6 @@ from fovea.tiling.mask_bits import MaskBits
 if TYPE_CHECKING:
     from fovea.plan.forward import ForwardPlan
 
-_PRODUCT_SMS = 132  # of an H100 SXM and an H200, where a call is explained without one
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
@@ -99,21 +97,21 @@ def kernel_of(problem: AttentionProblem, arch: Arch, *, is_chosen: bool = False)
         registers=tuple((role.name, role.registers) for role in plan.roles),
         shared_bytes=plan.shared_bytes,
         v_slices=getattr(plan, "v_slices", 1),
-        packing=_packing(problem, plan),
+        packing=_packing(problem, plan, arch),
         variants=tuple(
             f"{variant.name}: {condition}" for variant, condition in variants_of(problem, arch)
         ),
     )
 
 
-def _packing(problem: AttentionProblem, plan: "ForwardPlan") -> str | None:
+def _packing(problem: AttentionProblem, plan: "ForwardPlan", arch: Arch) -> str | None:
     """Return how few queries are spread over tiles and SMs."""
     from fovea.plan import select
     from fovea.plan.kernel_calls import as_kernel_call
 
     if not plan.packs_heads:
         return None
-    num_sms = _PRODUCT_SMS
+    num_sms = arch.num_sms
     if problem.device.type == "cuda":
         cuda = cast(Any, torch.cuda)  # its functions have no types
         num_sms = int(cuda.get_device_properties(problem.device).multi_processor_count)

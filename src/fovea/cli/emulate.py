@@ -26,6 +26,7 @@ from fovea.cli.options import (
     read_arch,
     read_call,
 )
+from fovea.errors import invalid
 from fovea.problem import Request, make_dense
 
 Arch = Annotated[str, typer.Option(help=" | ".join(ARCHS) + ".")]
@@ -42,7 +43,7 @@ DEFAULT = Shape(
 
 TILE = 128
 SECONDS_PER_TILE = 0.3  # an order of magnitude, on one core
-LONG = 120
+LONG = 10
 
 
 def estimate_seconds(shape: Shape, seeds: int) -> float:
@@ -70,6 +71,9 @@ def run(
     from fovea.cli.emulation import emulate
     from fovea.emulator import EmulatorError
 
+    if trace is not None and not trace.absolute().parent.is_dir():
+        remedy = "make it first, or name a file elsewhere"
+        raise ValueError(invalid("--trace", trace, "a file in a folder that exists", remedy))
     mods = (score_mod, mask_mod)
     wanted = read_call(call, causal, window, softcap, mods, default=DEFAULT)
     problem = make_dense(
@@ -78,9 +82,10 @@ def run(
     console = Console()
     seconds = estimate_seconds(wanted.shape, seeds)
     if seconds > LONG:
+        about = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
         sys.stderr.write(
-            f"fovea: {wanted} takes the emulator about {seconds / 60:.0f} min if no tile is "
-            "skipped; B1 H1 runs the same kernel, and S changes it only at short lengths\n"
+            f"fovea: {wanted} takes the emulator about {about} if no tile is skipped; "
+            "B1 H1 runs the same kernel, and S changes it only at short lengths\n"
         )
     kernel = compile_forward(problem, read_arch(arch))
     console.print(f"{wanted}, kernel {kernel.artifact.record.name}", highlight=False)
@@ -90,8 +95,11 @@ def run(
     for heading in headings:
         table.add_column(heading, justify="right")
     for seed in range(seeds):
+        # Seen on a terminal alone.
+        status = Console(stderr=True).status(f"seed {seed} of {seeds}")
         try:
-            done = emulate(problem, kernel.arch, seed=seed, trace=None if seed else trace)
+            with status:
+                done = emulate(problem, kernel.arch, seed=seed, trace=None if seed else trace)
         except EmulatorError as fault:
             console.print(table)
             console.print(f"[bold]seed {seed}: {type(fault).__name__}[/]")

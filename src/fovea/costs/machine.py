@@ -7,6 +7,7 @@ its name says otherwise; what nobody measured says so.
 
 from dataclasses import dataclass
 
+from fovea.arch import SM90, SM100, SM103
 from fovea.errors import invalid
 
 SUB_PARTITIONS = 4  # of an SM, each with a warp scheduler; warp w runs on w % 4 (CUDA C++ guide)
@@ -59,7 +60,7 @@ class Machine:
 # K). Its port: 64 bytes a clock, as NVIDIA's A100 white paper gives for a slice; an assumption.
 H200 = Machine(
     name="H200",
-    num_sms=132,
+    num_sms=SM90.num_sms,
     tensor_flops=4096,
     exponentials=16,
     shared_bytes=128,
@@ -75,7 +76,7 @@ H200 = Machine(
 # H200's gets.
 B200 = Machine(
     name="B200",
-    num_sms=148,
+    num_sms=SM100.num_sms,
     tensor_flops=8192,
     exponentials=16,
     shared_bytes=128,
@@ -90,7 +91,7 @@ B200 = Machine(
 # exponential off there); SMs and peak as public benchmarks of that board use them.
 B300 = Machine(
     name="B300",
-    num_sms=148,
+    num_sms=SM103.num_sms,
     tensor_flops=8192,
     exponentials=32,
     shared_bytes=128,

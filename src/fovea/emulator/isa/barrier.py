@@ -346,8 +346,17 @@ def _named(
     """Return the action of `bar.sync`, `bar.arrive` and `bar.red`."""
     number = ins.uniform("a", "u32")
     amount = ins.uniform("b", "u32") if "b" in ins.operands else None
+    # `bar` is `barrier` with `.aligned`.
+    is_aligned = ins.opcode.startswith("bar.") or ".aligned" in ins.opcode
 
     def run(w: Any, mask: Array) -> Wait | None:
+        if is_aligned and mask is not ALL_LANES and not (mask | w.exited).all():
+            lanes = int(np.count_nonzero(mask))
+            raise IllegalOperand(
+                f"{ins.opcode} is aligned: all lanes of a warp that have not exited must execute "
+                f"it together, {lanes} do; let them meet first, or use barrier.sync",
+                w.where(ins),
+            )
         identity = number(w, mask)
         if not 0 <= identity <= 15:
             raise IllegalOperand(f"barrier {identity} must lie in 0..15", w.where(ins))

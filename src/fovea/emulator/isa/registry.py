@@ -113,11 +113,13 @@ def find(
             return entry, modifiers, names
     if wrong_target:
         reason = f"exists on {wrong_target} only, the module's target is {target}"
-    elif wrong_count:
+        raise UnsupportedForm(f"`{opcode}` {reason}; correct its .target.", line, opcode)
+    if wrong_count:
         reason = f"has {operand_count} operands; the form is `{wrong_count}`"
     elif candidates:
         known = "; ".join(sorted({entry.form.notation for entry in candidates})[:6])
         reason = f"is a form the emulator does not implement; it has: {known}"
     else:
         reason = "is an instruction the emulator does not implement"
-    raise UnsupportedForm(f"`{opcode}` {reason}. To add it see emulator/README.md", line, opcode)
+    text = f"`{opcode}` {reason}. To add it see src/fovea/emulator/README.md"
+    raise UnsupportedForm(text, line, opcode)

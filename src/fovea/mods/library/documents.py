@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fovea.mods.library.arguments import check_number, check_tensor
 from fovea.mods.library.combine import MaskMod
 
 
@@ -19,6 +20,7 @@ def document_ids(offsets: Tensor) -> Tensor:
 
     Shapes: offsets (documents + 1,) starting at 0 -> (offsets[-1],).
     """
+    check_tensor("offsets", offsets, 1, is_index=True)
     lengths = offsets[1:] - offsets[:-1]
     numbers = torch.arange(lengths.shape[0], device=offsets.device, dtype=torch.int32)
     return torch.repeat_interleave(numbers, lengths)
@@ -40,6 +42,7 @@ def document(ids: Tensor, causal: bool = True) -> MaskMod:
     Example: `document(torch.tensor([0, 0, 0, 1, 1]))`.
     Source: packing as in https://arxiv.org/abs/2107.02027.
     """
+    check_tensor("ids", ids, 1, 2, is_index=True)
     per_batch = ids.dim() == 2
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -60,6 +63,7 @@ def document_mask(mask: MaskMod, offsets: Tensor) -> MaskMod:
     Example: `document_mask(prefix_lm(10), offsets_of([100, 50, 362]))`.
     Source: attention-gym, masks/document_mask (https://github.com/meta-pytorch/attention-gym).
     """
+    check_tensor("offsets", offsets, 1, is_index=True)
     ids = document_ids(offsets)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -78,6 +82,7 @@ def packed_causal(offsets: Tensor) -> MaskMod:
     Example: `packed_causal(offsets_of([100, 50, 362]))`.
     Source: attention-gym, masks/document_mask (https://github.com/meta-pytorch/attention-gym).
     """
+    check_tensor("offsets", offsets, 1, is_index=True)
     starts = offsets[document_ids(offsets)]
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -94,6 +99,8 @@ def shared_prefix(offsets: Tensor, prefix_of: Tensor) -> MaskMod:
     Example: `shared_prefix(offsets_of([64, 20, 30]), torch.tensor([0, 0, 0]))`.
     Source: Hydragen, https://arxiv.org/abs/2402.05099.
     """
+    check_tensor("offsets", offsets, 1, is_index=True)
+    check_tensor("prefix_of", prefix_of, 1, is_index=True)
     ids = document_ids(offsets)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -115,6 +122,7 @@ def transfusion(span: Tensor) -> MaskMod:
     Example: `transfusion(torch.tensor([-1, -1, 0, 0, 0, -1, 1, 1]))`.
     Source: https://arxiv.org/abs/2408.11039, section 3.1.
     """
+    check_tensor("span", span, 1, 2, is_index=True)
     per_batch = span.dim() == 2
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -134,6 +142,8 @@ def vision_cross_attention(intervals: Tensor, tokens_per_image: int) -> MaskMod:
     Example: `vision_cross_attention(torch.tensor([[0, 7], [1, 7], [7, 12]]), 3)`.
     Source: https://arxiv.org/abs/2204.14198.
     """
+    check_tensor("intervals", intervals, 2, is_index=True)
+    check_number("tokens_per_image", tokens_per_image, 1)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         interval = intervals[kv_idx // tokens_per_image]
@@ -161,6 +171,8 @@ def tree(prefix: int, ancestors: Tensor) -> MaskMod:
     Example: `tree(512, tree_ancestors([-1, 0, 1, 1, 3]))`.
     Source: SpecInfer, https://arxiv.org/abs/2305.09781.
     """
+    check_number("prefix", prefix, 0)
+    check_tensor("ancestors", ancestors, 2)
     nodes = ancestors.shape[0]
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -180,6 +192,8 @@ def draft_blocks(prefix: int, block: int) -> MaskMod:
     Example: `draft_blocks(512, 8)`.
     Source: JetSpec, https://arxiv.org/abs/2606.18394.
     """
+    check_number("prefix", prefix, 0)
+    check_number("block", block, 1)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         token = kv_idx - prefix

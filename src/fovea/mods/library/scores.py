@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fovea.mods.library.arguments import check_number, check_tensor
 from fovea.mods.library.combine import ScoreMod
 from fovea.mods.values import made_for
 
@@ -20,6 +21,7 @@ def alibi_slopes(heads: int) -> Tensor:
 
     Shapes: -> (heads,) fp32.
     """
+    check_number("heads", heads, 1)
     base = 2 ** math.floor(math.log2(heads))
     slopes = [2.0 ** (-8.0 * (i + 1) / base) for i in range(base)]
     slopes += [2.0 ** (-4.0 * (2 * i + 1) / base) for i in range(heads - base)]
@@ -35,6 +37,7 @@ def alibi(heads: int | None = None, slopes: Tensor | None = None) -> ScoreMod:
     Source: https://arxiv.org/abs/2108.12409.
     """
     if slopes is not None:
+        check_tensor("slopes", slopes, 1)
         table = slopes
 
         def with_table(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -43,6 +46,7 @@ def alibi(heads: int | None = None, slopes: Tensor | None = None) -> ScoreMod:
         return with_table
     if heads is None:
         raise ValueError("alibi needs heads or slopes; pass the number of query heads")
+    check_number("heads", heads, 1)
     rate = 8.0 / heads
 
     def mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -60,6 +64,7 @@ def softcap(cap: float) -> ScoreMod:
     Example: `softcap(30.0)`; the keyword softcap= applies it before a score_mod.
     Source: Gemma 2, https://arxiv.org/abs/2408.00118.
     """
+    check_number("cap", cap, 0, is_above=True)
 
     def mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return cap * torch.tanh(score / cap)
@@ -75,6 +80,7 @@ def gemma2(cap: float = 50.0, window: int | None = None) -> ScoreMod:
     Example: `gemma2(50.0, window=4096)`; masks apart let whole blocks be skipped.
     Source: https://arxiv.org/abs/2408.00118.
     """
+    check_number("cap", cap, 0, is_above=True)
     if window is None:
 
         def global_layer(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -124,6 +130,8 @@ def relative_bias(table: Tensor, max_distance: int) -> ScoreMod:
     Example: `relative_bias(nn.Parameter(torch.zeros(8, 257)), 128)`.
     Source: https://arxiv.org/abs/1803.02155.
     """
+    check_tensor("table", table, 2)
+    check_number("max_distance", max_distance, 0)
 
     def mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         distance = (q_idx - kv_idx).clamp(-max_distance, max_distance)
@@ -141,6 +149,8 @@ def t5_bias(table: Tensor, max_distance: int = 128, bidirectional: bool = True) 
     Example: `t5_bias(model.relative_attention_bias.weight)`.
     Source: https://arxiv.org/abs/1910.10683, section 2.1.
     """
+    check_tensor("table", table, 2)
+    check_number("max_distance", max_distance, 1)
     buckets = table.shape[0] // 2 if bidirectional else table.shape[0]
     exact = buckets // 2
     reach, wide = math.log(max_distance / exact), buckets - exact
@@ -168,6 +178,7 @@ def head_bias(bias: Tensor) -> ScoreMod:
     Example: `head_bias(nn.Parameter(torch.zeros(8)))`.
     Source: attention-gym, benchmarks (https://github.com/meta-pytorch/attention-gym).
     """
+    check_tensor("bias", bias, 1)
 
     def mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return score + bias[h]
@@ -183,6 +194,7 @@ def dense_bias(bias: Tensor) -> ScoreMod:
     Example: `dense_bias(nn.Parameter(torch.zeros(1, 8, 512, 512)))`.
     Source: additive attention bias, as attn_mask in torch's scaled_dot_product_attention.
     """
+    check_tensor("bias", bias, 4)
     wide_b, wide_h, wide_q, wide_kv = (int(extent > 1) for extent in bias.shape)
 
     def mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -200,6 +212,7 @@ def pair_bias(bias: Tensor, residues: Tensor | None = None) -> ScoreMod:
     Example: `pair_bias(bias, mask)`; gradients for the bias are summed over rows.
     Source: AlphaFold 2, https://www.nature.com/articles/s41586-021-03819-2, algorithm 7.
     """
+    check_tensor("bias", bias, 4)
     if residues is None:
 
         def mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -224,6 +237,9 @@ def sandwich(heads: int, max_length: int, width: int = 128, device: Any = None) 
     Example: `sandwich(heads=12, max_length=2048)`.
     Source: https://arxiv.org/abs/2212.10356.
     """
+    check_number("heads", heads, 1)
+    check_number("max_length", max_length, 1)
+    check_number("width", width, 1)
     rates = 10000.0 ** (-torch.arange(0, width, 2, device=device, dtype=torch.float64) / width)
     distances = torch.arange(max_length, device=device, dtype=torch.float64)
     table = torch.cos(distances[:, None] * rates).sum(1).float()
@@ -243,6 +259,8 @@ def graphormer_spatial(table: Tensor, distances: Tensor) -> ScoreMod:
     Example: `graphormer_spatial(nn.Parameter(torch.zeros(8, 12)), distances)`.
     Source: https://arxiv.org/abs/2106.05234, section 3.1.2.
     """
+    check_tensor("table", table, 2)
+    check_tensor("distances", distances, 3, is_index=True)
 
     def mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return score + table[h, distances[b, q_idx, kv_idx]]
@@ -260,6 +278,9 @@ def graphormer_edges(table: Tensor, edges: Tensor, lengths: Tensor) -> ScoreMod:
     Example: `graphormer_edges(nn.Parameter(torch.zeros(8, 5, 4)), edges, lengths)`.
     Source: https://arxiv.org/abs/2106.05234, section 3.1.3.
     """
+    check_tensor("table", table, 3)
+    check_tensor("edges", edges, 4, is_index=True)
+    check_tensor("lengths", lengths, 3, is_index=True)
     hops = edges.shape[-1]
 
     def mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -282,6 +303,8 @@ def mla_rope(q_rope: Tensor, k_rope: Tensor, scale: float = 1.0) -> ScoreMod:
     Example: `mla_rope(q_rope, k_rope, scale=192**-0.5)`.
     Source: DeepSeek-V2, https://arxiv.org/abs/2405.04434, section 2.1.3.
     """
+    check_tensor("q_rope", q_rope, 4)
+    check_tensor("k_rope", k_rope, 4)
     group = q_rope.shape[1] // k_rope.shape[1]
 
     def mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -323,6 +346,7 @@ def temperature(scale: Tensor) -> ScoreMod:
     Example: `temperature(nn.Parameter(torch.ones(())))`.
     Source: Swin V2, https://arxiv.org/abs/2111.09883, section 3.3.
     """
+    check_tensor("scale", scale, 0, 1)
     if scale.dim() == 0:
 
         def shared(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:

@@ -1,0 +1,49 @@
+"""Named barriers that ask a whole warp: `bar` and `barrier.aligned`, against plain `barrier.sync`.
+
+Rule (PTX ISA 9.7.13.1): all threads of a warp execute the same aligned barrier instruction.
+"""
+
+import pytest
+
+from fovea.emulator import IllegalOperand, Options, load_ptx
+
+KERNEL = """
+.version 8.7
+.target sm_90a
+.address_size 64
+.visible .entry kernel()
+{{
+    .reg .pred %p;
+    .reg .b32 %lane;
+    mov.u32 %lane, %laneid;
+    setp.eq.u32 %p, %lane, 0;
+    {body}
+    ret;
+}}
+"""
+APART = "@%p bra A; {0}; bra S; A: {0}; S:"
+
+
+def _launch(body, seed=0):
+    module = load_ptx(KERNEL.format(body=body))
+    return module.launch("kernel", 1, 64, options=Options(seed=seed))
+
+
+@pytest.mark.parametrize("barrier", ["bar.sync 0", "barrier.sync.aligned 0", "bar.arrive 1, 64"])
+@pytest.mark.parametrize("body", [APART, "@%p {0};"])
+def test_aligned_barrier_that_lanes_reach_apart_is_reported(barrier, body):
+    with pytest.raises(IllegalOperand, match=r"is aligned.*that have not exited.*barrier\.sync"):
+        _launch(body.format(barrier))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        APART.format("barrier.sync 0"),
+        "@%p bra S; S: bar.sync 0;",
+        "@%p exit; bar.sync 0;",
+    ],
+    ids=["not aligned", "met again", "the others have exited"],
+)
+def test_barrier_that_its_warp_may_reach_so_is_silent(body):
+    _launch(body)
