@@ -52,6 +52,23 @@ def estimate_seconds(shape: Shape, seeds: int) -> float:
     return SECONDS_PER_TILE * seeds * shape.batch * shape.heads_q * tiles
 
 
+def _warn_of_length(call: str, seconds: float) -> None:
+    """Say on stderr how long a long call takes."""
+    if seconds > LONG:
+        about = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+        sys.stderr.write(
+            f"fovea: {call} takes the emulator about {about} if no tile is skipped; "
+            "B1 H1 runs the same kernel, and S changes it only at short lengths\n"
+        )
+
+
+def _check_trace(trace: Path | None) -> None:
+    """Raise where the trace could not be written in the end."""
+    if trace is not None and not trace.absolute().parent.is_dir():
+        remedy = "make it first, or name a file elsewhere"
+        raise ValueError(invalid("--trace", trace, "a file in a folder that exists", remedy))
+
+
 def run(
     call: Words = None,
     causal: Causal = None,
@@ -71,22 +88,14 @@ def run(
     from fovea.cli.emulation import emulate
     from fovea.emulator import EmulatorError
 
-    if trace is not None and not trace.absolute().parent.is_dir():
-        remedy = "make it first, or name a file elsewhere"
-        raise ValueError(invalid("--trace", trace, "a file in a folder that exists", remedy))
+    _check_trace(trace)
     mods = (score_mod, mask_mod)
     wanted = read_call(call, causal, window, softcap, mods, default=DEFAULT)
     problem = make_dense(
         *wanted.make_inputs(torch.device("cpu")), Request(**wanted.keywords, wants_lse=True)
     )
     console = Console()
-    seconds = estimate_seconds(wanted.shape, seeds)
-    if seconds > LONG:
-        about = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-        sys.stderr.write(
-            f"fovea: {wanted} takes the emulator about {about} if no tile is skipped; "
-            "B1 H1 runs the same kernel, and S changes it only at short lengths\n"
-        )
+    _warn_of_length(str(wanted), estimate_seconds(wanted.shape, seeds))
     kernel = compile_forward(problem, read_arch(arch))
     console.print(f"{wanted}, kernel {kernel.artifact.record.name}", highlight=False)
     console.print(resource_table(kernel))

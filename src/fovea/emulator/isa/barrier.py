@@ -1,6 +1,7 @@
-"""mbarrier, named barriers, cluster barriers, warp barriers.
+"""mbarriers.
 
-Lives here: the instructions. Not here: counts and phases (`machine/barrier.py`). Invariant: an
+Lives here: the instructions. Not here: counts and phases (`machine/barrier.py`), barriers without
+memory (`thread_barrier.py`). Invariant: an
 arrival releases the warp's clock, a successful wait acquires the barrier's, unless `.relaxed`.
 Source: PTX ISA 9.7.13.
 """
@@ -13,7 +14,6 @@ import numpy as np
 from fovea.emulator.errors import IllegalOperand, RaceError
 from fovea.emulator.isa import instruction
 from fovea.emulator.isa.instruction import ALL_LANES, Action, Array, Decoded, Instruction
-from fovea.emulator.isa.shuffle import check_members
 from fovea.emulator.machine.barrier import COUNT_LIMIT, STATE_SHIFT, MBarrier
 from fovea.emulator.machine.memory import RANK_SHIFT, SHARED_WINDOW, WINDOW_SHIFT
 from fovea.emulator.machine.warp import Wait
@@ -84,7 +84,8 @@ def lanes_of(mask: Array) -> list[int]:
     return list(range(LANES)) if mask is ALL_LANES else np.flatnonzero(mask).tolist()
 
 
-def _check(problem: str, ins: Instruction, w: Any, lane: int) -> None:
+def check_barrier(problem: str, ins: Instruction, w: Any, lane: int) -> None:
+    """Raise what a barrier has against an operation, if anything."""
     if problem:
         raise IllegalOperand(problem, w.where(ins, lane=lane))
 
@@ -162,11 +163,11 @@ def _arrive(
             barrier = barrier_at(ins, w, int(addresses[lane]), lane)
             states[lane] = barrier.state
             if sizes is not None:
-                _check(barrier.expect_tx(int(sizes[lane])), ins, w, lane)
+                check_barrier(barrier.expect_tx(int(sizes[lane])), ins, w, lane)
             count = 1 if counts is None else int(counts[lane])
             if is_drop:
                 barrier.expected -= count
-            _check(barrier.arrive(count, access, is_relaxed), ins, w, lane)
+            check_barrier(barrier.arrive(count, access, is_relaxed), ins, w, lane)
         w.machine.notify()
         if write is not None:
             write(w, mask, states)
@@ -209,7 +210,7 @@ def mbarrier_tx(ins: Instruction) -> Decoded:
             barrier = barrier_at(ins, w, int(addresses[lane]), lane)
             size = int(sizes[lane])
             problem = barrier.expect_tx(size) if is_expect else barrier.complete_tx(size, access)
-            _check(problem, ins, w, lane)
+            check_barrier(problem, ins, w, lane)
         w.machine.notify()
 
     return run
@@ -328,182 +329,3 @@ def mbarrier_pending_count(ins: Instruction) -> Decoded:
     """count = arrivals that were pending before the arrival that gave `state`."""
     read, write = ins.read("state", "u64"), ins.write("count", "u32")
     return lambda w, mask: write(w, mask, (read(w) >> STATE_SHIFT).astype(np.uint32))
-
-
-# --- named barriers -------------------------------------------------------------------------------
-
-
-def _barrier_threads(w: Any, mask: Array) -> int:
-    """Return how many threads a warp's arrival counts for: exited lanes count as arrived."""
-    if mask is ALL_LANES:
-        return LANES
-    return int(np.count_nonzero(mask | w.exited))
-
-
-def _named(
-    ins: Instruction, is_waiting: bool, value: Action | None = None, finish: Any = None
-) -> Action:
-    """Return the action of `bar.sync`, `bar.arrive` and `bar.red`."""
-    number = ins.uniform("a", "u32")
-    amount = ins.uniform("b", "u32") if "b" in ins.operands else None
-    # `bar` is `barrier` with `.aligned`.
-    is_aligned = ins.opcode.startswith("bar.") or ".aligned" in ins.opcode
-
-    def run(w: Any, mask: Array) -> Wait | None:
-        if is_aligned and mask is not ALL_LANES and not (mask | w.exited).all():
-            lanes = int(np.count_nonzero(mask))
-            raise IllegalOperand(
-                f"{ins.opcode} is aligned: all lanes of a warp that have not exited must execute "
-                f"it together, {lanes} do; let them meet first, or use barrier.sync",
-                w.where(ins),
-            )
-        identity = number(w, mask)
-        if not 0 <= identity <= 15:
-            raise IllegalOperand(f"barrier {identity} must lie in 0..15", w.where(ins))
-        barrier = w.cta.named_barrier(identity)
-        if amount is None:
-            expected = w.cta.live_warps * LANES
-            if not barrier.arrived:
-                barrier.counts_all = True
-        else:
-            expected = amount(w, mask)
-            barrier.counts_all = False
-            if expected % LANES or not expected >= LANES:
-                raise IllegalOperand(
-                    f"thread count {expected} must be a positive multiple of 32", w.where(ins)
-                )
-        generation = barrier.generation
-        contribution = None if value is None else value(w, mask)
-        threads = _barrier_threads(w, mask)
-        _check(barrier.arrive(threads, expected, w.touch(ins, mask), contribution), ins, w, 0)
-        w.machine.notify()
-        if not is_waiting:
-            return None
-
-        def resume() -> None:
-            w.access.clock.join(barrier.released)
-            if finish is not None:
-                finish(w, mask, barrier.result)
-
-        return Wait(
-            lambda: barrier.generation != generation,
-            barrier.describe,
-            resume,
-            name=f"barrier {identity}",
-        )
-
-    return run
-
-
-@instruction("bar.sync a{, b}", "barrier.sync{.aligned} a{, b}", "bar.cta.sync a{, b}",
-             "barrier.cta.sync{.aligned} a{, b}", source="PTX ISA 9.7.13.1", kind="sync",
-             evidence="manual-only")  # fmt: skip
-def bar_sync(ins: Instruction) -> Decoded:
-    """Wait until the named number of threads has arrived."""
-    return _named(ins, is_waiting=True)
-
-
-@instruction("bar.arrive a, b", "barrier.arrive{.aligned} a, b", "bar.cta.arrive a, b",
-             "barrier.cta.arrive{.aligned} a, b", source="PTX ISA 9.7.13.1", kind="sync",
-             evidence="manual-only")  # fmt: skip
-def bar_arrive(ins: Instruction) -> Decoded:
-    """Count as arrived and go on."""
-    return _named(ins, is_waiting=False)
-
-
-@instruction("bar.red.popc.u32 d, a, c", "bar.red.popc.u32 d, a, b, c",
-             "barrier.red.popc{.aligned}.u32 d, a, c", "barrier.red.popc{.aligned}.u32 d, a, b, c",
-             "bar.cta.red.popc.u32 d, a, c", "barrier.cta.red.popc{.aligned}.u32 d, a, c",
-             "barrier.cta.red.popc{.aligned}.u32 d, a, b, c",
-             source="PTX ISA 9.7.13.1", kind="sync", evidence="manual-only")  # fmt: skip
-def bar_red_popc(ins: Instruction) -> Decoded:
-    """Wait, then d = number of threads whose predicate c held."""
-    read, write = ins.read("c", "pred"), ins.write("d", "u32")
-
-    def finish(w: Any, mask: Array, values: list[int]) -> None:
-        write(w, mask, np.full(LANES, sum(values), np.uint32))
-
-    def value(w: Any, mask: Array) -> int:
-        return int(np.count_nonzero(read(w)[mask]))
-
-    return _named(ins, True, value, finish)
-
-
-@instruction(
-    "bar.red.op.pred p, a, c",
-    "bar.red.op.pred p, a, b, c",
-    "barrier.red.op{.aligned}.pred p, a, c",
-    "barrier.red.op{.aligned}.pred p, a, b, c",
-    "bar.cta.red.op.pred p, a, c",
-    "barrier.cta.red.op{.aligned}.pred p, a, c",
-    "barrier.cta.red.op{.aligned}.pred p, a, b, c",
-    source="PTX ISA 9.7.13.1",
-    kind="sync",
-    evidence="manual-only",
-    op="and or",
-)
-def bar_red_pred(ins: Instruction) -> Decoded:
-    """Wait, then p = and / or of the threads' predicates c."""
-    read, write = ins.read("c", "pred"), ins.write("p", "pred")
-    combine = all if ins["op"] == "and" else any
-
-    def value(w: Any, mask: Array) -> bool:
-        chosen = read(w)[mask]
-        return bool(chosen.all() if combine is all else chosen.any())
-
-    def finish(w: Any, mask: Array, values: list[bool]) -> None:
-        write(w, mask, np.full(LANES, combine(values)))
-
-    return _named(ins, True, value, finish)
-
-
-@instruction("bar.warp.sync membermask", source="PTX ISA 9.7.13.2", kind="control",
-             evidence="manual-only")  # fmt: skip
-def bar_warp_sync(ins: Instruction) -> Decoded:
-    """Check that the members execute it together: lanes of one split always do."""
-    read = ins.read("membermask", "u32")
-    return lambda w, mask: check_members(ins, w, mask, read(w))
-
-
-# --- cluster barrier ------------------------------------------------------------------------------
-
-
-@instruction("barrier.cluster.arrive{.sem}{.aligned}", source="PTX ISA 9.7.13.4", kind="sync",
-             evidence="manual-only", sem="release relaxed")  # fmt: skip
-def barrier_cluster_arrive(ins: Instruction) -> Decoded:
-    """Arrive at the cluster's barrier."""
-    is_release = ins["sem"] != "relaxed"
-
-    def run(w: Any, mask: Array) -> None:
-        barrier = w.cta.cluster.barrier
-        if w.state.get("cluster_generation") is not None:
-            raise IllegalOperand(
-                "barrier.cluster.arrive twice without barrier.cluster.wait", w.where(ins)
-            )
-        w.state["cluster_generation"] = barrier.generation
-        barrier.arrive(_barrier_threads(w, mask), w.touch(ins, mask), is_release)
-        w.machine.notify()
-
-    return run
-
-
-@instruction("barrier.cluster.wait{.sem}{.aligned}", source="PTX ISA 9.7.13.4", kind="sync",
-             evidence="manual-only", sem="acquire")  # fmt: skip
-def barrier_cluster_wait(ins: Instruction) -> Decoded:
-    """Wait until every thread of the cluster has arrived."""
-
-    def run(w: Any, mask: Array) -> Wait:
-        barrier = w.cta.cluster.barrier
-        generation = w.state.pop("cluster_generation", None)
-        if generation is None:
-            raise IllegalOperand(
-                "barrier.cluster.wait without barrier.cluster.arrive", w.where(ins)
-            )
-        return Wait(
-            lambda: barrier.generation != generation,
-            barrier.describe,
-            lambda: barrier.acquire(w.access),
-            name="cluster barrier",
-        )
-
-    return run
