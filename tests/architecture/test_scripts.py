@@ -57,5 +57,12 @@ def test_script_is_executable_bash_that_parses(script):
     subprocess.run(["bash", "-n", script], check=True)
 
 
+def test_bench_of_an_unknown_suite_names_the_list_before_it_sets_anything_up():
+    ended = subprocess.run([ROOT / "scripts" / "bench", "foo"], capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    assert re.search(r"error: .*'foo'.*scripts/bench --list", ended.stderr)
+
+
 def test_continuous_integration_calls_the_script_for_people():
     assert 'scripts/test"' in (ROOT / ".ci" / "run").read_text()

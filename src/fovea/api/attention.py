@@ -114,8 +114,8 @@ def attention(
         deterministic: bit-reproducible or an error; None follows
             torch.use_deterministic_algorithms.
         return_aux: also return an `Aux`.
-        backend: None chooses; "reference", "cuda", "emulator:sm90" or "emulator:sm100" runs
-            exactly that or raises.
+        backend: None chooses; "reference", "cuda", "emulator:sm90", "emulator:sm100" or
+            "emulator:sm103" runs exactly that or raises.
 
     Returns:
         out, or (out, aux) with `return_aux`.

@@ -26,7 +26,7 @@ from fovea.cli.options import (
     Words,
     read_call,
 )
-from fovea.cli.timing import Timing, time_interleaved
+from fovea.cli.timing import Timing, ratio_text, time_interleaved
 
 Backward = Annotated[bool, typer.Option("--backward", help="Time forward and backward.")]
 
@@ -154,7 +154,7 @@ def _table(timings: dict[str, Timing], num_flops: float | None) -> Table:
     own = timings["fovea"].median_s
     for name, timing in timings.items():
         row = [name, f"{timing.median_s * 1e3:.3f}"]
-        row.append("" if name == "fovea" else f"{timing.median_s / own:.2f}x as fast")
+        row.append("" if name == "fovea" else f"{ratio_text(timing.median_s / own)} as fast")
         row += [f"{num_flops / timing.median_s / 1e12:.3g}"] if num_flops else []
         table.add_row(*row, str(timing.num_rounds))
     return table

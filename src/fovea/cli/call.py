@@ -10,6 +10,7 @@ import difflib
 import importlib.util
 import inspect
 import re
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -211,13 +212,18 @@ def parse_mod(option: str, text: str | None) -> Callable[..., Any] | None:
         allowed = "NAME or NAME(ARGUMENTS) from fovea.mods, or FILE.py: and the same"
         raise ValueError(invalid(option, repr(text), allowed, _LITERALS)) from error
     maker = _member(option, module, node.func.id)
-    if is_file:
-        return maker(*arguments, **keywords)
     try:
-        return maker(*arguments, **keywords)
-    except (TypeError, AttributeError) as error:
+        mod = maker(*arguments, **keywords)
+    except Exception as error:
+        if is_file:
+            raise ValueError(_failure(option, text, Path(path + ".py"), error)) from error
+        if not isinstance(error, TypeError | AttributeError):
+            raise
         allowed = f"{node.func.id}{inspect.signature(maker)}"
         raise ValueError(invalid(option, repr(text), allowed, _LITERALS)) from error
+    if callable(mod):
+        _check_kind(option, text, mod)
+    return mod
 
 
 _LITERALS = (
@@ -226,19 +232,43 @@ _LITERALS = (
 )
 
 
+_INDICES = ("b", "h", "q_idx", "kv_idx")
+_KINDS = {"--score-mod": ("score", *_INDICES), "--mask-mod": _INDICES}
+
+
 def _taken_as_it_is(option: str, text: str, mod: Callable[..., Any]) -> Callable[..., Any]:
     """Return the mod, unless it is a function that makes one."""
-    indices = ("b", "h", "q_idx", "kv_idx")
-    names = ("score", *indices) if option == "--score-mod" else indices
+    _check_kind(option, text, mod)
     signature = inspect.signature(mod)
-    try:
-        signature.bind(*names)
-    except TypeError as error:
+    names = _KINDS.get(option, _INDICES)
+    if not _takes(signature, names):
         allowed = f"a function ({', '.join(names)})"
         own = ", ".join(signature.parameters)
         way_out = f"if it makes one, write its arguments too: '{text}(...)', which are ({own})"
-        raise ValueError(invalid(option, repr(text), allowed, way_out)) from error
+        raise ValueError(invalid(option, repr(text), allowed, way_out))
     return mod
+
+
+def _check_kind(option: str, text: str, mod: Callable[..., Any]) -> None:
+    """Raise ValueError where a mod has the arguments of the other kind."""
+    signature = inspect.signature(mod)
+    names = _KINDS.get(option, _INDICES)
+    if _takes(signature, names):
+        return
+    is_mod = {"b", "h"} <= set(signature.parameters)  # a function that makes one has other names
+    for other, others in _KINDS.items():
+        if is_mod and other != option and _takes(signature, others):
+            allowed = f"a function ({', '.join(names)})"
+            way_out = f"it takes ({', '.join(others)}): give it as {other} '{text}'"
+            raise ValueError(invalid(option, repr(text), allowed, way_out))
+
+
+def _takes(signature: inspect.Signature, names: Sequence[str]) -> bool:
+    try:
+        signature.bind(*names)
+    except TypeError:
+        return False
+    return True
 
 
 def _load_file(option: str, path: Path) -> ModuleType:
@@ -246,8 +276,23 @@ def _load_file(option: str, path: Path) -> ModuleType:
     if spec is None or spec.loader is None or not path.is_file():
         raise ValueError(invalid(option, repr(str(path)), "a Python file", "check the path"))
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise ValueError(_failure(option, str(path), path, error)) from error
     return module
+
+
+def _failure(option: str, text: str, path: Path, error: BaseException) -> str:
+    """Return the text of an error about what went wrong in the user's own file."""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [(frame.filename, frame.lineno) for frame in frames]
+    if isinstance(error, SyntaxError):
+        places.append((error.filename or "", error.lineno))
+    lines = [line for name, line in places if Path(name).absolute() == path.absolute()]
+    where = f"line {lines[-1]} of {path}" if lines else f"{path}, or what it is given"
+    got = f"{type(error).__name__}: {error}"
+    return invalid(option, repr(text), "a Python file that runs", f"correct {where} ({got})")
 
 
 def _member(option: str, module: ModuleType, name: str) -> Callable[..., Any]:

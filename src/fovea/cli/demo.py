@@ -19,7 +19,7 @@ from fovea.cli.accuracy import judge
 from fovea.cli.call import Shape
 from fovea.cli.demo_call import DemoCall, make_call, shown_source
 from fovea.cli.kernel import compile_forward, resource_table
-from fovea.cli.timing import time_interleaved
+from fovea.cli.timing import ratio_text, time_interleaved
 from fovea.problem import Request, make_dense
 from fovea.version import __version__
 
@@ -88,7 +88,7 @@ def _speed_and_error(console: Console, call: DemoCall, device: torch.device) -> 
         table.add_column(heading, justify="right")
     for name, text in names.items():
         seconds = timings[name].median_s
-        ratio = f"{timings['flex'].median_s / seconds:.2f}x"
+        ratio = ratio_text(timings["flex"].median_s / seconds)
         table.add_row(text, f"{seconds * 1e3:.2f}", ratio, f"{errors[name]:.1e}")
     console.print(table)
 

@@ -52,6 +52,7 @@ class Facts:
     Attributes:
         packages: version by distribution name, None where it is not installed.
         backends: for each backend, what it can do here or what it lacks.
+        problems: what is wrong with a path that an environment variable names, by that variable.
     """
 
     fovea: str
@@ -67,6 +68,7 @@ class Facts:
     cache: str
     bundle: str | None
     runtime_library: str | None
+    problems: dict[str, str]
 
 
 def gather() -> Facts:
@@ -82,13 +84,23 @@ def gather() -> Facts:
         torch=torch.__version__,
         torch_cuda=torch.version.cuda,
         packages=packages,
-        backends=_backends(packages, gpus, has_bundle=bundle is not None),
+        backends=_backends(packages, gpus, has_bundle=bundle is not None and bundle.is_dir()),
         gpus=gpus,
         cache_folder=str(env.cache_dir()),
         cache=_cache_summary(env.cache_dir()),
         bundle=None if bundle is None else str(bundle),
         runtime_library=None if runtime_library is None else str(runtime_library),
+        problems=_problems(bundle, runtime_library),
     )
+
+
+def _problems(bundle: Path | None, runtime_library: Path | None) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if bundle is not None and not bundle.is_dir():
+        found["FOVEA_BUNDLE"] = "no such folder"
+    if runtime_library is not None and not runtime_library.is_file():
+        found["FOVEA_RUNTIME_LIBRARY"] = "no such file"
+    return found
 
 
 def _archs_with_kernels() -> list[str]:
@@ -112,9 +124,17 @@ def as_text(facts: Facts) -> str:
         found = ", ".join(f"{name} {facts.packages[name] or '(missing)'}" for name in names)
         rows.append((f"extra {extra}", found))
     rows.append(("cache", f"{facts.cache_folder}  ({facts.cache})"))
-    rows.append(("bundle", facts.bundle or "none (FOVEA_BUNDLE)"))
-    if facts.runtime_library:
-        rows.append(("runtime library", facts.runtime_library))
+    for name, path, variable in (
+        ("bundle", facts.bundle, "FOVEA_BUNDLE"),
+        ("runtime library", facts.runtime_library, "FOVEA_RUNTIME_LIBRARY"),
+    ):
+        problem = facts.problems.get(variable)
+        if problem is not None:
+            rows.append((name, f"{path}  ({problem}: correct {variable} or unset it)"))
+        elif path is not None:
+            rows.append((name, path))
+        elif name == "bundle":
+            rows.append((name, f"none ({variable})"))
     width = max(len(name) for name, _ in rows)
     return "".join(f"{name:<{width}}  {text}\n" for name, text in rows)
 
@@ -204,6 +224,8 @@ def _cache_summary(folder: Path) -> str:
         sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()]
     except OSError as error:
         return f"cannot be read: {error.strerror}"
+    if folder.exists() and not folder.is_dir():
+        return "not a folder: correct FOVEA_CACHE_DIR"
     if not sizes:
         return "empty"
     limit = env.cache_limit_bytes() / 2**20

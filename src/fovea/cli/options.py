@@ -10,6 +10,7 @@ import typer
 
 from fovea.arch import ARCHS, Arch, arch_named
 from fovea.cli.call import WORDS, Call, Shape, parse_mod, parse_window, parse_words
+from fovea.dispatch import BACKENDS
 
 Words = Annotated[list[str] | None, typer.Argument(metavar="CALL", help=WORDS, show_default=False)]
 Causal = Annotated[
@@ -37,7 +38,7 @@ BlockMask = Annotated[
     bool,
     typer.Option("--block-mask", help="Make a block mask of the mask mod first, as bench does."),
 ]
-Backend = Annotated[str | None, typer.Option(help="reference | cuda | emulator:sm90.")]
+Backend = Annotated[str | None, typer.Option(help=" | ".join(BACKENDS) + ".")]
 
 DEFAULT = Shape(
     batch=1, heads_q=16, heads_kv=16, seqlen_q=4096, seqlen_kv=4096, head_dim=128, head_dim_v=128

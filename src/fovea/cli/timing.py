@@ -5,6 +5,7 @@ clocks, watts) is in `benchmarks/`. Invariant: implementations take turns, so th
 or a neighbour's load meets them all.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -99,3 +100,9 @@ def _gpu_seconds(call: Call, count: int, head_start_s: float) -> float:
     end.record()
     end.synchronize()
     return start.elapsed_time(end) / 1e3 / count
+
+
+def ratio_text(ratio: float) -> str:
+    """Return a ratio as `1.25x`, with two digits that are not 0 however small it is."""
+    digits = 2 if ratio <= 0 else max(2, 1 - math.floor(math.log10(ratio)))
+    return f"{ratio:.{digits}f}x"

@@ -1,5 +1,7 @@
 """Calls as the command line writes them."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -164,3 +166,43 @@ def test_unknown_mod_of_a_file_raises_with_the_functions_there(tmp_path):
     file.write_text("import math\nLIMIT = 3\ndef twice(score, b, h, i, j):\n    return 2 * score\n")
     with pytest.raises(ValueError, match=r"allowed: twice\)"):
         parse_mod("--score-mod", f"{file}:zzz")
+
+
+@pytest.mark.parametrize(
+    ("text", "call", "line"),
+    [
+        ("x = 1\ndef f(score)\n", "f", "line 2 .*SyntaxError"),
+        ("\n\nimport no_such_module\n", "f", "line 3 .*ModuleNotFoundError"),
+        ("raise SystemExit(3)\n", "f", "line 1 .*SystemExit"),
+        ("def f():\n    return 1 / 0\n", "f()", "line 2 .*ZeroDivisionError"),
+        ("def f(a):\n    return a\n", "f()", "TypeError"),
+    ],
+)
+@pytest.mark.parametrize("is_relative", [False, True])
+def test_file_that_fails_is_one_error_with_its_line(
+    text, call, line, is_relative, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    file = Path("bad.py") if is_relative else tmp_path / "bad.py"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=f"--score-mod=.*allowed: .*{line}"):
+        parse_mod("--score-mod", f"{file}:{call}")
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "other"),
+    [
+        ("--score-mod", "causal", "--mask-mod"),
+        ("--score-mod", "sliding_window(3)", "--mask-mod"),
+        ("--mask-mod", "alibi(4)", "--score-mod"),
+        ("--score-mod", "FILE:visible", "--mask-mod"),
+        ("--mask-mod", "FILE:twice", "--score-mod"),
+    ],
+)
+def test_mod_of_the_other_kind_names_the_other_option(option, text, other, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def visible(b, h, i, j):\n    return i >= j\ndef twice(s, b, h, i, j):\n    return 2 * s\n"
+    )
+    with pytest.raises(ValueError, match=f"give it as {other}"):
+        parse_mod(option, text.replace("FILE", str(file)))

@@ -82,3 +82,22 @@ def test_other_command_without_typer_says_what_to_install(without_typer, capsys)
     error = capsys.readouterr().err
     assert "fovea demo needs the package 'typer'" in error
     assert "[cli]" in error
+
+
+def test_paths_that_lead_nowhere_are_said_to(monkeypatch, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("x")
+    monkeypatch.setenv("FOVEA_BUNDLE", "/nope")
+    monkeypatch.setenv("FOVEA_RUNTIME_LIBRARY", "/nix")
+    monkeypatch.setenv("FOVEA_CACHE_DIR", str(file))
+    text = info.as_text(info.gather())
+    assert "/nope  (no such folder: correct FOVEA_BUNDLE" in text
+    assert "/nix  (no such file: correct FOVEA_RUNTIME_LIBRARY" in text
+    assert f"{file}  (not a folder: correct FOVEA_CACHE_DIR" in text
+
+
+def test_bundle_that_is_there_has_no_remark(monkeypatch, tmp_path):
+    monkeypatch.setenv("FOVEA_BUNDLE", str(tmp_path))
+    facts = info.gather()
+    assert not facts.problems
+    assert f"{tmp_path}\n" in info.as_text(facts)

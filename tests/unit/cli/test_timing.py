@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from fovea.cli.timing import time_interleaved
+from fovea.cli.timing import ratio_text, time_interleaved
 
 CPU = torch.device("cpu")
 
@@ -81,3 +81,11 @@ def test_time_on_a_gpu_is_the_kernels_and_not_the_hosts(gpu, kernel_s, host_s):
     # Of a kernel that fills a reading alone, one launch of the host is all there is beside it.
     assert timings["x"].median_s == pytest.approx(kernel_s, rel=1e-3)
     assert timings["x"].num_rounds == 3
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [(1.25, "1.25x"), (317.4, "317.40x"), (0.075, "0.075x"), (1.23e-5, "0.000012x"), (0, "0.00x")],
+)
+def test_small_ratio_keeps_two_digits(ratio, text):
+    assert ratio_text(ratio) == text
