@@ -338,10 +338,31 @@ class GraphBuilder:
         axis = term.dims[dimension]
         if axis is None:
             node = self.cast(term, dtype).node
+        elif axis not in self.free[term.node]:
+            node = self.repeated(op, self.cast(term, dtype).node, dtype, self.extents[axis])
         else:
             node = self.add(op, (term.node,), dtype, (axis,))
         kept: tuple[int | None, ...] = (None,) if keepdim else ()
         return Term(node, dtype, (*term.dims[:dimension], *kept, *term.dims[dimension + 1 :]))
+
+    def repeated(self, op: str, node: int, dtype: str, count: int) -> int:
+        """Return a reduction over `count` equal elements: no node of the graph has that axis."""
+        if count == 0:
+            if op in ("amax", "amin"):
+                raise TraceError(f"{op} of no elements is not defined; make the row longer")
+            return self.constant(op in ("prod", "all"), dtype)
+        if op == "sum":
+            return (
+                node if count == 1 else self.add("mul", (node, self.constant(count, dtype)), dtype)
+            )
+        if op != "prod":
+            return node
+        result = -1
+        while count > 0:  # by squaring
+            if count % 2 == 1:
+                result = node if result < 0 else self.add("mul", (result, node), dtype)
+            node, count = self.add("mul", (node, node), dtype), count // 2
+        return result
 
 
 def attrs_key(attrs: tuple[bool | int | float, ...]) -> str:

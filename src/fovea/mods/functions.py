@@ -20,7 +20,7 @@ from fovea.errors import TraceError
 from fovea.mods.builder import FLOATS, Term, default_float
 from fovea.mods.casts import name_of
 from fovea.mods.graph import TORCH_DTYPE
-from fovea.mods.indexing import broadcast_to
+from fovea.mods.indexing import broadcast_to, getitem
 from fovea.mods.operators import (
     OPERATORS,
     Handler,
@@ -223,6 +223,49 @@ def _heaviside(t: Tracing, x: Any, values: Any) -> Term:
     return where(t, compare(t, "eq", x, 0), values, where(t, compare(t, "lt", x, 0), zero, one))
 
 
+def _embedding(
+    t: Tracing,
+    index: Any,
+    weight: Any,
+    padding_idx: Any = None,
+    max_norm: Any = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Term:
+    options = {"max_norm": max_norm, "scale_grad_by_freq": scale_grad_by_freq, "sparse": sparse}
+    for name, value in options.items():
+        if value is not None and value is not False:
+            raise TraceError(
+                f"embedding({name}={value}) cannot be traced (allowed: padding_idx); leave it "
+                "out, and scale the weight or its gradient outside the mod"
+            )
+    row = getitem(t, weight, (index,))
+    if padding_idx is None:
+        return row
+    padding = t.fixed(padding_idx)
+    if padding < 0:
+        padding += t.fixed_extent(t.source(weight), 0)
+    test = compare(t, "eq", index, padding)
+    dims = (*test.dims, *(None,) * (len(row.dims) - len(test.dims)))
+    # torch gives this row no gradient
+    return where(t, Term(test.node, "b1", dims), unary(t, "detach", row), row)
+
+
+def _native_embedding(
+    t: Tracing,
+    weight: Any,
+    index: Any,
+    padding_idx: Any = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Term:
+    padding = None if t.fixed(padding_idx) < 0 else padding_idx
+    return _embedding(
+        t, index, weight, padding, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse
+    )
+
+
 def _scaled_by(factor: float) -> Handler:
     def handler(t: Tracing, x: Any) -> Term:
         return binary(t, "mul", x, factor)
@@ -412,6 +455,8 @@ def _enter() -> None:
         *(("is_floating_point", _is_floating), ("__repr__ __str__ __format__", _text)),
     ):
         register(names, handler)
+    OPERATORS[torch.embedding] = _native_embedding
+    OPERATORS[torch.nn.functional.embedding] = _embedding
     properties = {"shape": _shape, "dtype": _dtype, "device": _device, "ndim": _rank}
     properties |= {"is_cuda": _is_cuda, "requires_grad": _false}
     for name, handler in properties.items():

@@ -427,10 +427,6 @@ def _isin(t: Tracing, x: Any, values: Any, *, invert: bool = False, **_: Any) ->
     return compare(t, "eq", found, False) if invert else found
 
 
-def _embedding(t: Tracing, index: Any, weight: Any, *_: Any, **__: Any) -> Term:
-    return getitem(t, weight, (index,))
-
-
 def _index_select(t: Tracing, base: Any, dim: int, index: Any) -> Term:
     rank = len(t.source(base).extents)
     place = _place(dim, rank)
@@ -487,7 +483,6 @@ def _enter() -> None:
     OPERATORS[torch.linalg.vecdot] = _vecdot
     register("einsum", _einsum)
     register("isin", _isin)
-    register("embedding", _embedding)
     register("index_select", _index_select)
     register("select", _select)
     register("softmax", _softmax)

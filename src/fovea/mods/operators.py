@@ -48,8 +48,8 @@ class Tracing(Protocol):
         """Return an extent that the graph will contain."""
         ...
 
-    def mutate(self, receiver: Any, term: Term) -> Any:
-        """Store the result of an in-place function and return the receiver."""
+    def divisor(self, value: Any) -> int | float | None:
+        """Return 0 where a Python number is 0, and remember that the trace depends on that."""
         ...
 
     def fixed(self, value: Any) -> Any:
@@ -88,9 +88,23 @@ def binary(t: Tracing, op: str, x: Any, y: Any) -> Term:
         if logical is None:
             raise TraceError(f"{op} of two bool values is not defined; cast one with .int()")
         return t.builder.pointwise(logical, terms, "b1")
+    if op in ("floordiv", "mod") and dtype not in FLOATS:
+        refuse_zero(t, y)
     if op in ("div", "atan2") and dtype not in FLOATS:
         dtype = default_float()
     return t.builder.pointwise(op, terms, dtype)
+
+
+def refuse_zero(t: Tracing, divisor: Any) -> None:
+    """Raise where integers are divided by a number that is 0 at every position, as torch does."""
+    term = t.term(divisor)
+    value = (
+        t.divisor(divisor) if term.node < 0 or term.weak else t.builder.constant_value(term.node)
+    )
+    if value == 0:
+        raise TraceError(
+            "integer division or remainder by 0 is not defined; divide by another number"
+        )
 
 
 def _scaled(t: Tracing, op: str, x: Any, y: Any, alpha: Any) -> Term:
@@ -132,12 +146,15 @@ def _div(t: Tracing, x: Any, y: Any, *, rounding_mode: str | None = None, out: A
     dtype = result_dtype(terms)
     if dtype in FLOATS:
         return t.builder.pointwise("trunc", (binary(t, "div", x, y),), dtype)
+    refuse_zero(t, y)
     quotient = binary(t, "floordiv", unary(t, "abs", x), unary(t, "abs", y))
     return binary(t, "mul", quotient, binary(t, "mul", unary(t, "sign", x), unary(t, "sign", y)))
 
 
 def _fmod(t: Tracing, x: Any, y: Any, *, out: Any = None) -> Term:
     dtype = result_dtype((t.term(x), t.term(y)))
+    if dtype not in FLOATS:
+        refuse_zero(t, y)
     a, b = t.builder.cast(t.term(x), dtype), t.builder.cast(t.term(y), dtype)
     size = binary(t, "mod", unary(t, "abs", a), unary(t, "abs", b))
     return where(t, compare(t, "lt", a, 0), unary(t, "neg", size), size)

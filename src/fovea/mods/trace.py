@@ -104,6 +104,8 @@ def _trace_anew(
         if tracer.failure is not None:
             raise tracer.failure from None
         raise
+    if tracer.failure is not None:  # Python went on with another operator: `t += 1` as `t = t + 1`
+        raise tracer.failure
     output = _checked_output(tracer, kind, dtype, result, source)
     specs = tuple(capture_spec(tensor) for tensor in tracer.captures)
     done = assemble(kind, tracer.builder.nodes, output, specs, tuple(tracer.scalar_types))
@@ -112,7 +114,7 @@ def _trace_anew(
     notes = tuple(
         f"{recipe_text(recipe, found.names)} is {value}"
         for recipe, value in tracer.guards
-        if recipe[0] != "size"
+        if recipe[0] not in ("size", "truth")
     )
     scalars = _cooked(recipes, found, source)
     places = [_place_of(tensor, found.tensors) for tensor in captures]
@@ -244,14 +246,16 @@ def _check_arity(kind: str, fn: Callable[..., Any]) -> None:
     try:
         signature.bind(*range(count))
     except TypeError:
+        name = getattr(fn, "__name__", type(fn).__name__)
+        own = f"({', '.join(signature.parameters)})"
         other = "mask_mod" if kind == "score" else "score_mod"
         raise TraceError(
             invalid(
                 f"{kind}_mod",
                 f"{source_of(fn)}{signature}",
                 f"a function {_SIGNATURE[kind]}",
-                f"take {count} positional arguments (further ones need defaults), or pass it as "
-                f"{other}",
+                f"take {count} positional arguments (further ones need defaults); if it makes a "
+                f"{kind}_mod, call it with its own arguments: {name}{own}; or pass it as {other}",
             )
         ) from None
 

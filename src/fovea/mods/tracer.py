@@ -16,11 +16,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload, OpOverloadPacket
 
 from fovea.errors import TraceError
 from fovea.mods.builder import FLOATS, GraphBuilder, Term, number_term
+from fovea.mods.calls import (
+    form_problem,
+    function_name,
+    operator_by_name,
+    plain,
+    positional,
+    user_line,
+)
 from fovea.mods.casts import name_of
+from fovea.mods.changes import (
+    ALIASING,
+    OwnTensors,
+    changed_by,
+    check_stored,
+    current_term,
+    is_copy,
+    wants_in_place,
+)
 from fovea.mods.functions import FACTORIES, INPLACE, NEEDS_VALUE, RANDOM
 from fovea.mods.graph import CaptureSpec
 from fovea.mods.indexing import RowSource, TensorSource
@@ -34,7 +50,6 @@ from fovea.mods.values import (
     make_traced,
 )
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
 _AUTOGRAD_FUNCTION = os.path.join(_TORCH, "autograd", "function.py")
 
@@ -57,6 +72,7 @@ class Tracer:
         self.guards: list[tuple[Recipe, bool | int | float]] = []
         self.heads: list[Any] = []  # numbers of heads that the mod is made for: recipes, or ints
         self.repeatable = True
+        self.own = OwnTensors(compiling)
         self.has_gradient = False  # of what the mod returns
         self.is_recorded = torch.is_grad_enabled()  # by the call itself
         # torch's operators turn a TypeError into "unsupported operand": the reason is kept here
@@ -78,7 +94,7 @@ class Tracer:
                         "values of this call, tensors, numbers); keep nothing that a mod computes "
                         "in a list, a global or an attribute"
                     )
-                return value.fovea_term
+                return current_term(value)
             return self.lift(value)
         if not self.compiling and type(value) is CapturedNumber:
             return self.scalar(value.fovea_recipe, value.fovea_value)
@@ -107,7 +123,7 @@ class Tracer:
         """Return a captured tensor's term, or what Dynamo computed without asking us."""
         found = escaped(value)
         if found is None:
-            return value.fovea_term if isinstance(value, Traced) else self.lift(value)
+            return current_term(value) if isinstance(value, Traced) else self.lift(value)
         what, node = found
         if what == "item":
             raise TraceError(
@@ -195,6 +211,13 @@ class Tracer:
         """Return a Python number, specialising a captured one to its present value."""
         return value.fixed() if not self.compiling and type(value) is CapturedNumber else value
 
+    def divisor(self, value: Any) -> int | float | None:
+        """Return 0 where a Python number is 0, and remember that the trace depends on that."""
+        if not self.compiling and type(value) is CapturedNumber:
+            self.fix(("truth", value.fovea_recipe), bool(value.fovea_value))
+            return value.fovea_value
+        return self.term(value).value
+
     # -------------------------------------------------------------------------------- dispatch
 
     def dispatch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -210,10 +233,9 @@ class Tracer:
         except TypeError as error:
             if function not in OPERATORS and function not in INPLACE:
                 raise
-            name = function_name(function)
             raise self.located(
-                f"{name} was called in a form that cannot be traced ({error}); use its plainest "
-                "form"
+                f"{function_name(function)} was called in a form that cannot be traced "
+                f"({form_problem(error)}); use its plainest form"
             ) from error
 
     def located(self, error: TraceError | str) -> TraceError:
@@ -231,18 +253,30 @@ class Tracer:
             if function in FACTORIES and FACTORIES[function][0](args, kwargs):
                 return self.wrap(FACTORIES[function][1](self, *args, **kwargs))
             return self.run_plain(function, args, kwargs)
+        if kwargs.get("out") is not None:
+            raise TraceError(
+                "out= cannot be traced in a mod; leave it out and use the value that the function "
+                "returns"
+            )
         args, kwargs = positional(args, kwargs)
+        name = function.__name__
         if self.compiling:
-            name = function.__name__
             if name == "pow_":
-                return self.mutate(args[0], PYTHON_METHODS["pow"](self, *args, **kwargs))
+                return self.mutate(args[0], PYTHON_METHODS["pow"](self, *args, **kwargs), name)
             # before any look-up of the function: Dynamo cannot guard its absence from a table
             if name in PYTHON_METHODS:
-                return self.wrap(PYTHON_METHODS[name](self, *args, **kwargs))
+                return self.aliased(name, args, PYTHON_METHODS[name](self, *args, **kwargs))
         if function in INPLACE:
-            return self.mutate(args[0], INPLACE[function](self, *args, **kwargs))
+            return self.mutate(args[0], INPLACE[function](self, *args, **kwargs), name)
         if function in OPERATORS:
-            return self.wrap(OPERATORS[function](self, *args, **kwargs))
+            result = OPERATORS[function](self, *args, **kwargs)
+            if wants_in_place(name, args, kwargs):
+                return self.mutate(args[0], result, name)
+            return (
+                self.wrap(result)
+                if is_copy(name, args, kwargs)
+                else self.aliased(name, args, result)
+            )
         return self.refuse(function, args, kwargs)
 
     def involves_traced(self, args: Any, kwargs: dict[str, Any]) -> bool:
@@ -266,6 +300,24 @@ class Tracer:
         if isinstance(result, tuple):
             return tuple(self.wrap(part) for part in result)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
         return result
+
+    def aliased(self, name: str, args: tuple[Any, ...], result: Any) -> Any:
+        """Return what user code gets; a view shares its base's changes in place."""
+        base = args[0] if args else None
+        if name not in ALIASING or not isinstance(base, Traced):
+            return self.wrap(result)
+        if isinstance(result, tuple):
+            return tuple([self.aliased(name, args, part) for part in result])
+        if not isinstance(result, Term):
+            return result
+        old = base.fovea_term
+        if result.node == old.node and result.dtype == old.dtype and result.dims == old.dims:
+            return base
+        view = self.wrap(result)
+        if result.dtype == old.dtype:
+            view.fovea_share = base.fovea_share
+            view.fovea_version = base.fovea_version
+        return view
 
     def make(self, term: Term) -> Traced:
         """Return the value of user code for a term."""
@@ -296,21 +348,29 @@ class Tracer:
         node = self.builder.add("detach", (term.node,), term.dtype)
         return Term(node, term.dtype, term.dims)
 
-    def mutate(self, receiver: Any, term: Term) -> Any:
+    def mutate(self, receiver: Any, term: Term, name: str) -> Any:
         """Store the result of an in-place function, in the receiver's dtype, and return it."""
         if not isinstance(receiver, Traced):
             raise TraceError(
                 "a captured tensor cannot be changed inside a mod; use the function without the "
                 "trailing underscore"
             )
+        check_stored(self.builder, name, receiver.fovea_term, term)
         term = self.as_recorded(term)
         receiver.fovea_term = self.builder.cast(term, receiver.fovea_term.dtype)
+        share = receiver.fovea_share
+        share.version = share.version + 1
+        share.line = "" if self.compiling else f" at {user_line()}"
+        receiver.fovea_version = share.version
         return receiver
 
     def run_plain(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the result of a function of real tensors and numbers, computed at once."""
+        name = function.__name__ if self.compiling else function.__name__.partition(".")[0]
+        for tensor in changed_by(name, args, kwargs):
+            self.own.check(function_name(function), tensor)
         if self.compiling:
-            return function(*args, **kwargs)
+            return self.own.noted(name, args, function(*args, **kwargs))
         values = list(flat_values(args, kwargs))
         numbers = [value for value in values if type(value) is CapturedNumber]
         if function is Tensor.__getitem__ and numbers:
@@ -328,7 +388,8 @@ class Tracer:
         else:
             # A tensor made inside the mod, or a stride: another call must ask anew.
             self.repeatable = False
-        return function(*plain(args), **plain(kwargs))
+        result = function(*plain(args), **plain(kwargs))
+        return self.own.noted(name, values, result)
 
     def property_of(self, function: Any, args: tuple[Any, ...]) -> Any:
         """Return an attribute of a captured tensor; extents are run-time scalars."""
@@ -350,8 +411,9 @@ class Tracer:
         if not self.compiling:
             known = operator_by_name(function)
             if known is not None:
-                return self.wrap(known(self, *args, **kwargs))
-        if name.endswith("__array__"):
+                result = known(self, *args, **kwargs)
+                return self.aliased(function.__name__.partition(".")[0], args, result)
+        if function is Tensor.__array__:
             raise TraceError(
                 "a NumPy array meets a traced value, which is known at run time only; capture "
                 "torch.from_numpy(array) in its place"
@@ -365,76 +427,14 @@ class Tracer:
         if function in NEEDS_VALUE:
             raise TraceError(
                 f"{name} needs the value of a traced tensor, which is known at run time only (an "
-                "if, and, or, not, min, max, int or float asks for it); use "
-                "torch.where, &, |, ~, torch.minimum, torch.maximum, or .long()"
+                "if, and, or, not, min, max, int, float or a function of math asks for it); use "
+                "torch.where, &, |, ~, torch.minimum, torch.maximum, .long(), or torch.sin and its "
+                "like in place of math.sin"
             )
         raise TraceError(
             f"{name} cannot be traced in a mod; write it with elementwise torch functions, or "
             "compute it outside and capture the resulting tensor"
         )
-
-
-def positional(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments with torch's usual names for operands made positional."""
-    if "input" in kwargs:
-        args = (kwargs["input"], *args)
-    for name in ("other", "exponent", "mask", "value", "mat2", "tensor"):
-        if name in kwargs:
-            args = (*args, kwargs[name])
-    rest = {
-        name: value
-        for name, value in kwargs.items()
-        if name not in ("input", "other", "exponent", "mask", "value", "mat2", "tensor")
-    }
-    return args, rest
-
-
-def plain(values: Any) -> Any:
-    """Return values with captured numbers replaced by what they are now."""
-    if type(values) is CapturedNumber:
-        return values.fixed()
-    if type(values) in (tuple, list):
-        return type(values)(plain(value) for value in values)
-    if type(values) is dict:
-        return {name: plain(value) for name, value in values.items()}  # pyright: ignore[reportUnknownVariableType]
-    if type(values) is slice:
-        return slice(plain(values.start), plain(values.stop), plain(values.step))
-    return values
-
-
-def function_name(function: Any) -> str:
-    """Return a torch function's name as an error shows it."""
-    owner = getattr(function, "__self__", None)
-    if getattr(function, "__name__", "") == "__get__" and owner is not None:
-        return f"the attribute {owner.__name__}"
-    return str(getattr(function, "__qualname__", getattr(function, "__name__", function)))
-
-
-def operator_by_name(function: Any) -> Any:
-    """Return the handler of torch.ops.aten.NAME, or of a registered operator."""
-    if not isinstance(function, (OpOverload, OpOverloadPacket)):
-        return None
-    name = str(function).split(".")
-    space, base = name[0], name[1]
-    if space == "aten":
-        for owner in (torch, Tensor, torch.nn.functional, torch.special):
-            handler = OPERATORS.get(getattr(owner, base, None))
-            if handler is not None:
-                return handler
-    return OPERATORS.get(f"{space}::{base}")
-
-
-def user_line() -> str:
-    """Return file:line of the innermost frame that is neither ours nor torch's."""
-    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((_HERE, _TORCH)) or name.startswith(os.path.join(_HERE, "library")):
-            return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back
-    return "unknown line"
 
 
 def _is_in_function() -> bool:

@@ -37,6 +37,16 @@ class Dispatcher(Protocol):
         ...
 
 
+class Share:
+    """What a traced value and its views have in common: the number of changes in place so far."""
+
+    __slots__ = ("line", "version")
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.line = ""  # of the last change
+
+
 class Traced(Tensor):
     """A 0-d tensor (or a row of a captured one) whose value is known at run time only.
 
@@ -46,6 +56,8 @@ class Traced(Tensor):
 
     fovea_tracer: Dispatcher
     fovea_term: Term
+    fovea_share: Share
+    fovea_version: int  # the share's, when the term was last right
 
     @classmethod
     def __torch_function__(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -99,6 +111,8 @@ def make_traced(tracer: Dispatcher, term: Term, shape: tuple[int, ...] = ()) -> 
             traced = storage.as_subclass(Traced)
     traced.fovea_tracer = tracer
     traced.fovea_term = term
+    traced.fovea_share = Share()
+    traced.fovea_version = 0
     return traced
 
 
@@ -194,6 +208,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "ceil": math.ceil,
     "trunc": math.trunc,
     "round": round,
+    "truth": bool,
 }
 _SYMBOL = {
     "add": "+",

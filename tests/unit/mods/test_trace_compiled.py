@@ -186,6 +186,8 @@ CASES: dict[str, Any] = {
     "builtin_abs": lambda s, b, h, q, kv: s - abs(q - kv) * abs(s),
     "reflected": lambda s, b, h, q, kv: 2 / (3 - s) + 2**h + 7 % (q + 1) + 7 // (q + 1) + (1 << h),
     "in_place": lambda s, b, h, q, kv: s.clone().add_(1).mul_(q),
+    "inplace_argument": lambda s, b, h, q, kv: s + torch.nn.functional.relu(s, inplace=True) + s,
+    "made_inside": lambda s, b, h, q, kv: s + torch.zeros(()).add_(s).float(),
     "row": lambda s, b, h, q, kv: s + (ROWS[b, kv] * ROWS[b, q]).sum(-1) + ROWS[h, :].T @ ROWS[q],
     "unbind": lambda s, b, h, q, kv: s + ROWS[b].unbind()[1] + ROWS[b][0],
     "constants": lambda s, b, h, q, kv: s * s.new_ones(()) + torch.zeros((), dtype=s.dtype),
@@ -235,6 +237,8 @@ def test_trace_in_compile_of_a_length_that_a_guard_fixed_is_a_constant(rest: Any
         (lambda s, b, h, q, kv: s + torch.fft.fft(s), "cannot be traced"),
         (lambda s, b, h, q, kv: s + sum(x for x in ROWS[b]), "unbind"),
         (lambda s, b, h, q, kv: q > kv, "mask_mod"),
+        (lambda s, b, h, q, kv: s + s.view(1).add_(1)[0] + s, "changed in place"),
+        (lambda s, b, h, q, kv: s + ROWS.add_(1)[b, 0], "captured tensor"),
     ],
 )
 def test_trace_in_compile_error_keeps_its_text(mod: Any, words: str) -> None:

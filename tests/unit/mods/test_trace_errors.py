@@ -1,5 +1,6 @@
 """Errors of the tracer: what cannot be traced says so, and where."""
 
+import math
 import re
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from fovea.errors import TraceError
-from fovea.mods import closures
+from fovea.mods import closures, sliding_window
 from fovea.mods.trace import trace_mask_mod, trace_score_mod
 
 GLOBAL_TABLE = torch.arange(4.0)
@@ -54,11 +55,11 @@ def test_trace_python_min_names_the_line_and_the_way_out() -> None:
 @pytest.mark.parametrize(
     ("mod", "words"),
     [
-        (lambda s, b, h, q, kv: s if s > 0 and q > 0 else -s, "__bool__"),
-        (lambda s, b, h, q, kv: s + float(q), "__float__"),
-        (lambda s, b, h, q, kv: s + int(q), "__int__"),
+        (lambda s, b, h, q, kv: s if s > 0 and q > 0 else -s, "bool(...)"),
+        (lambda s, b, h, q, kv: s + float(q), "float(...)"),
+        (lambda s, b, h, q, kv: s + int(q), "int(...)"),
         (lambda s, b, h, q, kv: s + q.item(), "item"),
-        (lambda s, b, h, q, kv: s + GLOBAL_TABLE[: q + 1].sum(), "__index__"),
+        (lambda s, b, h, q, kv: s + GLOBAL_TABLE[: q + 1].sum(), "index(...)"),
         (lambda s, b, h, q, kv: s + [1.0, 2.0][h], r"torch.tensor(the_list)"),
         (lambda s, b, h, q, kv: s + (q + 2**70), "does not fit i64"),
         (lambda s, b, h, q, kv: s + GLOBAL_TABLE[BYTES[q] + 300], "does not fit u8"),
@@ -74,7 +75,7 @@ def test_trace_python_min_names_the_line_and_the_way_out() -> None:
         (lambda s, b, h, q, kv: GLOBAL_TABLE.add_(s)[0], "trailing underscore"),
         (lambda s, b, h, q, kv: s + torch.max(GLOBAL_TABLE + s, dim=0)[0], "amax"),
         (lambda s, b, h, q, kv: s.to(torch.complex64), "complex64"),
-        (lambda s, b, h, q, kv: torch.amax(s, (), out=s), "plainest form"),
+        (lambda s, b, h, q, kv: torch.amax(s, (), out=s), "out="),
         (lambda s, b, h, q, kv: s + GLOBAL_TABLE[b, h], "2 indices"),
         (lambda s, b, h, q, kv: s + (GLOBAL_TABLE + s)[:3] @ (GLOBAL_TABLE + s), "broadcast"),
     ],
@@ -140,3 +141,50 @@ def test_trace_value_left_behind_by_an_earlier_trace_raises(use: Any) -> None:
 
     trace_score_mod(keeps)
     assert "earlier trace" in failure(lambda s, b, h, q, kv: use(s, kept[0]))
+
+
+@pytest.mark.parametrize("zero", [0, False, 0 * 3])
+@pytest.mark.parametrize(
+    "divide",
+    [
+        lambda i, n: i // n,
+        lambda i, n: i % n,
+        lambda i, n: torch.div(i, n, rounding_mode="trunc"),
+        lambda i, n: torch.fmod(i, n),
+        lambda i, n: i // torch.tensor(0),
+    ],
+)
+def test_trace_integer_division_by_zero_raises(divide: Any, zero: int) -> None:
+    assert "by 0" in failure(lambda s, b, h, i, j: s + divide(i, zero))
+
+
+def test_trace_captured_divisor_of_zero_raises_after_another_one_was_traced() -> None:
+    def make(n: int) -> Any:
+        return lambda s, b, h, i, j: s + i // n
+
+    first = trace_score_mod(make(3))
+    assert trace_score_mod(make(4)).graph is first.graph
+    assert first.specialised == ()
+    assert "by 0" in failure(make(0))
+    assert trace_score_mod(lambda s, b, h, i, j: s % 0).graph.kind == "score"  # NaN, as in torch
+
+
+def test_trace_error_names_what_the_user_wrote() -> None:
+    assert "torch.sin" in failure(lambda s, b, h, i, j: s + math.sin(i))
+    for mod, start in (
+        (lambda s, b, h, i, j: s if s > 0 else -s, "bool(...) needs"),
+        (lambda s, b, h, i, j: s + torch.rand(()), "torch.rand gives"),
+        (lambda s, b, h, i, j: s + s.item(), "Tensor.item needs"),
+        (lambda s, b, h, i, j: s + GLOBAL_TABLE[i].cumsum(0), "Tensor.cumsum cannot"),
+        (lambda s, b, h, i, j: s + GLOBAL_TABLE[i : i + 1], "operator.index(...) needs"),
+        (lambda s, b, h, i, j: (GLOBAL_TABLE + s).permute(dims=(0,))[0], "Tensor.permute was"),
+    ):
+        message = failure(mod)
+        assert message.startswith(start)
+        assert "<locals>" not in message
+
+
+def test_trace_uncalled_factory_names_its_arguments_and_the_other_argument() -> None:
+    message = failure(sliding_window, "mask")
+    assert "sliding_window(left, right)" in message
+    assert "pass it as score_mod" in message
