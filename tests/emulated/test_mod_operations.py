@@ -172,7 +172,7 @@ def _graphs_of(ops: Iterable[str], dtypes: Iterable[str]) -> dict[str, list[Grap
     return {f"{op} {dtype}": _operation_graphs(op, dtype) for op in ops for dtype in dtypes}
 
 
-_INTEGER_OPS = tuple(op for op in BINARY if op not in ("div", "pow", "atan2"))
+_INTEGER_OPS = tuple(op for op in BINARY if op not in ("div", "atan2"))
 # The reduction of large arguments is long code: a kernel of its own.
 _CIRCULAR = ("sin", "cos", "tan")
 _SIMPLE_FLOAT = tuple(op for op in FLOAT_UNARY if op not in _CIRCULAR)

@@ -224,6 +224,43 @@ def _neg(node: Node, a: Value) -> Value:
     return type(a)(0) - a if _is_integer(node) else -a
 
 
+def _pow(node: Node, a: Value, b: Value) -> Value:
+    """Return a^b: of integers by squaring, in the arithmetic of their type, as torch does."""
+    if not _is_integer(node):
+        return cute.math.pow(cast(a, "f32"), cast(b, "f32"))
+    a, b = cast(a, node.dtype), cast(b, node.dtype)
+    kind = type(a)
+    exponent = _constant(b)
+    result, square = kind(1), a
+    for place in range(kind.width - 1 if exponent is None else max(exponent, 0).bit_length()):
+        if exponent is None:
+            result = select(((b >> place) & 1) != 0, result * square, result)
+        elif exponent >> place & 1:
+            result = square if _constant(result) == 1 else _times(result, square)
+        square = _times(square, square)
+    if exponent is not None and exponent >= 0:
+        return result
+    # Of a negative exponent: 1 / a^-b, which only 1 and -1 have.
+    unit = select((b & 1) != 0, a, kind(1))
+    fraction = select((a == kind(1)) | (a == kind(-1)), unit, kind(0))
+    return select(b < kind(0), fraction, result)
+
+
+def _constant(value: Value) -> int | None:
+    """Return the value of a constant, None of what only a launch knows."""
+    known = getattr(value, "value", None)
+    return known if isinstance(known, int) else None
+
+
+def _times(a: Value, b: Value) -> Value:
+    """Return a product of integers, cut to their width where Python computes it."""
+    known_a, known_b = _constant(a), _constant(b)
+    if known_a is None or known_b is None:
+        return a * b
+    half = 1 << (type(a).width - 1)
+    return type(a)((known_a * known_b + half) % (2 * half) - half)
+
+
 def _sign(node: Node, a: Value) -> Value:
     a = cast(a, node.dtype)
     kind = type(a)
@@ -253,7 +290,7 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
     "abs": _abs,
     "minimum": _minimum,
     "maximum": _maximum,
-    "pow": _float(cute.math.pow),
+    "pow": _pow,
     "floor": _rounding(cute.math.floor),
     "ceil": _rounding(cute.math.ceil),
     "trunc": _rounding(cute.math.trunc),
