@@ -51,6 +51,7 @@ def unsupported(problem: AttentionProblem, arch: Arch) -> str | None:
         or _lacking_layout(problem)
         or _lacking_pages(problem, arch)
         or _lacking_blocks(problem, arch)
+        or _lacking_mods(problem)
     )
 
 
@@ -305,3 +306,11 @@ def _lacking_blocks(problem: AttentionProblem, arch: Arch) -> str | None:
         f"BLOCK_SIZE=({lists.block_q}, {lists.block_kv}) (kernels take multiples of "
         f"({tile_m}, {tile_n}))"
     )
+
+
+def _lacking_mods(problem: AttentionProblem) -> str | None:
+    """Return what hides a position by numbers that kernels do not have."""
+    for mod in (problem.mask_mod, problem.block_mask_mod):
+        if mod is not None and any(node.dtype == "f64" for node in mod.graph.nodes):
+            return "float64 in a mask_mod (kernels have float32: convert, or compare integers)"
+    return None

@@ -6,7 +6,7 @@ import torch
 import fovea
 from fovea import mods
 from fovea.arch import SM90
-from fovea.plan.select import FEW_QUERIES, forward_plan, num_splits
+from fovea.plan.select import FEW_QUERIES, forward_plan, num_splits, unsupported
 from fovea.problem import Request, make_dense
 
 
@@ -64,3 +64,18 @@ def test_every_sm_count_gives_parts_that_hold_a_tile():
             for seqlen_kv in (1, 129, 4096, 100_000):
                 found = splits_of(batch, 1, seqlen_kv, num_sms=num_sms)
                 assert 1 <= found <= max(1, seqlen_kv // 128)
+
+
+def test_masks_that_need_float64_are_not_for_kernels():
+    times = torch.arange(9, dtype=torch.float64)
+    q = torch.empty(1, 9, 1, 64, dtype=torch.bfloat16)
+
+    def near(b, h, q_idx, kv_idx):
+        return (times[q_idx] - times[kv_idx]).abs() < 45
+
+    lack = unsupported(make_dense(q, q, q, Request(mask_mod=near)), SM90)
+    assert lack is not None
+    assert "float64 in a mask_mod" in lack
+    assert "convert" in lack
+    times = times.float()
+    assert unsupported(make_dense(q, q, q, Request(mask_mod=near)), SM90) is None
