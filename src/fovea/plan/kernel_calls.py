@@ -28,7 +28,7 @@ _LEAST_CAP, _LARGEST_CAP = 1e-20, 1e20
 def as_kernel_call(problem: AttentionProblem, arch: Arch | None = None) -> AttentionProblem:
     """Return the same call with mods that are limits or a soft cap as such; else the problem.
 
-    Where the kernels of an architecture take them, block masks may become ranges of keys.
+    For an architecture block masks may become ranges of keys, where its kernels take them, or bits.
     In packed calls positions count from each sequence's start, while a bottom-right diagonal
     differs between them: those stay as they are.
     """
@@ -40,12 +40,12 @@ def as_kernel_call(problem: AttentionProblem, arch: Arch | None = None) -> Atten
     ranges: KeyRanges | None = None
     bits: MaskBits | None = None
     exact = None if lists is None or listed_mod is None else exact_for(lists, listed_mod)
-    takes_all = arch is not None and arch.name == "sm90"
     if exact is not None:
         if exact.shows_mask:
             listed_mod, limits = _without(listed_mod, limits)
-        if listed_mod is not None and takes_all and _is_made_for(problem, listed_mod):
-            ranges, bits = exact.ranges, exact.bits
+        if listed_mod is not None and arch is not None and _is_made_for(problem, listed_mod):
+            ranges = exact.ranges if arch.name == "sm90" else None
+            bits = exact.bits if ranges is None else None
         if listed_mod is None or ranges is not None:
             lists = listed_mod = None
         elif bits is not None:

@@ -22,7 +22,7 @@ from fovea.tiling.block_lists import BlockLists
 from fovea.tiling.block_states import BlockGrid, block_states
 from fovea.tiling.exact_lists import record
 from fovea.tiling.key_ranges import find_key_ranges
-from fovea.tiling.mask_bits import BLOCK, MaskBits, find_mask_bits
+from fovea.tiling.mask_bits import BLOCK, MaskBits, are_whole, find_mask_bits
 from fovea.tiling.traced_program import TracedProgram
 
 if TYPE_CHECKING:
@@ -137,7 +137,9 @@ def _build(
             block_q=block_q,
             block_kv=block_kv,
         )
-        bits = None if is_band or ranges is not None else _bits(program, grid, states)
+        # Not all kernels take ranges, and those read lists of whole blocks alone.
+        does_without = is_band or (ranges is not None and are_whole(block_q, block_kv))
+        bits = None if does_without else _bits(program, grid, states)
     lists = lists.expanded(batch, heads)
     record(lists, mask, ranges, bits, shows_mask=True)
     return lists.to_torch(mask_mod)

@@ -28,7 +28,7 @@ class Exactness(NamedTuple):
     scalars: tuple[int | float, ...]
     sizes: tuple[int, int, int, int]
     ranges: KeyRanges | None
-    bits: MaskBits | None
+    bits: MaskBits | None  # beside ranges only where blocks are not whole ones of 128 x 128
     shows_mask: bool  # all that the mask shows: fovea made the lists of it
 
     def holds(self) -> bool:

@@ -15,7 +15,7 @@ from fovea.tiling.block_lists import BlockLists
 from fovea.tiling.block_states import EMPTY, FULL, PARTIAL, UNDECIDED, BlockGrid, Boxes
 from fovea.tiling.exact_lists import record
 from fovea.tiling.key_ranges import KeyRanges, find_key_ranges
-from fovea.tiling.mask_bits import BLOCK, MaskBits, find_mask_bits
+from fovea.tiling.mask_bits import BLOCK, MaskBits, are_whole, find_mask_bits
 from fovea.tiling.traced_program import TracedProgram
 
 # Positions in partial blocks up to which they are evaluated: milliseconds on a GPU.
@@ -73,10 +73,11 @@ def _found(lists: BlockLists, mask: TracedMod) -> tuple[KeyRanges | None, MaskBi
         device=lists.device,
     )
     ranges = find_key_ranges(shown, grid, states)
-    if ranges is not None or BLOCK % lists.block_q or BLOCK % lists.block_kv:
+    does_without = ranges is not None and are_whole(*sizes)
+    if does_without or BLOCK % lists.block_q or BLOCK % lists.block_kv:
         return ranges, None
     wide = replace(grid, block_q=BLOCK, block_kv=BLOCK)
-    return None, find_mask_bits(shown, wide, _merged(states, grid))
+    return ranges, find_mask_bits(shown, wide, _merged(states, grid))
 
 
 def _merged(states: Tensor, grid: BlockGrid) -> Tensor:

@@ -30,12 +30,18 @@ _MOST_BYTES = 2**27
 _MOST_POSITIONS_CPU = 2**26
 
 
+def are_whole(block_q: int, block_kv: int) -> bool:
+    """Return whether blocks consist of whole ones of 128 x 128: then kernels can read their lists."""
+    return block_q % BLOCK == 0 and block_kv % BLOCK == 0
+
+
 class MaskBits(NamedTuple):
     """A mask as lists of blocks, and bits of those that are partial.
 
     Shapes:
         words: (partial blocks, at least one, 128, 4) int32: bit 2 j + p of word c of a row is the
-            key 8 j + 2 c + p, the order of a wgmma accumulator's registers.
+            key 8 j + 2 c + p, the order of a wgmma accumulator's registers. A thread of Hopper has
+            one word of each of its rows, one of Blackwell all four of its row.
         starts: (batch, heads, blocks of queries) int32, the first partial block of each list.
 
     Attributes:

@@ -270,6 +270,7 @@ class Visit(NamedTuple):
     is_partial: cutlass.Boolean  # in a block that is not full: the BlockMask's mask_mod applies
     is_cut: cutlass.Boolean  # by the band or the lengths
     partial: cutlass.Int32 | None = None  # with bits, the number of a partial block, else 0
+    bits: tuple[cutlass.Int32, ...] = ()  # or those of the one row that a thread has
 
 
 @cute.jit

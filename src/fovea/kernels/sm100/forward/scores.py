@@ -9,14 +9,17 @@ scaled score itself, the scale stays folded into the exponent and costs nothing.
 from typing import NamedTuple
 
 import cutlass
+import cutlass.cute as cute
 
-from fovea.kernels.device.kv_walk import Visit, Walk
+from fovea.kernels.device.kv_walk import BlockListTensors, Visit, Walk, partial_block
 from fovea.kernels.device.masking import Band, RowLimits, inside, row_limits
 from fovea.kernels.device.mod_affine import Affine
 from fovea.kernels.device.mods import ModEvaluator, ModTable, Position
 from fovea.kernels.device.packing import Row
-from fovea.kernels.device.ptx import hide_unless
+from fovea.kernels.device.ptx import bit, hide_unless
 from fovea.kernels.device.score import Scalars, TileKind, soft_cap
+from fovea.kernels.device.values import select
+from fovea.tiling.mask_bits import BLOCK, LANES
 
 # Captured values that may wait in registers for a chunk of S; more would spill.
 _PREFETCHED_REGISTERS = 32
@@ -65,6 +68,9 @@ class TileScores:
             self._limits = row_limits(
                 context.q_idx, self._first_column, context.band, plan.features
             )
+        self._bits: tuple[cutlass.Int32, ...] = ()
+        if tile is not TileKind.PLAIN:
+            self._bits = _bits_of_part(plan, at, first, may_be_full=self._limits is not None)
 
     def prefetch(self, first: int, columns: int) -> None:
         """Start what columns need of captured tensors by key alone, before their S is there."""
@@ -115,6 +121,10 @@ class TileScores:
         if block_mask_mod is not None:
             test = block_mask_mod.mask(position)
             found.append(test | self._is_full if self._limits is not None else test)
+        if self._bits:
+            # `tiling/mask_bits.py` says which bit a key has.
+            group, key = divmod(position.column_offset, 2 * LANES)
+            found.append(bit(self._bits[key // 2], 2 * group + key % 2) != 0)
         if self._limits is not None:
             found.extend(inside(self._limits, position.column_offset))
         result: cutlass.Boolean | None = None
@@ -140,6 +150,35 @@ def make_score_context(
         places = [_position(context, 0, cutlass.Int32(0))]
         hoisted.append(evaluator.hoist(places) if is_hoisted else ())
     return context._replace(hoisted=tuple(hoisted))
+
+
+def start_bits(
+    plan, lists: BlockListTensors | None, walk: Walk, visit: cutlass.Int32, q_idx: cutlass.Int32
+) -> tuple[cutlass.Int32, ...]:
+    """Return the bits of a row in the block of a visit, 16 bytes; () in plans without bits.
+
+    In a full block they are those of some other block.
+    """
+    if not plan.features.block_bits:
+        return ()
+    words = cute.make_rmem_tensor(LANES, cutlass.Int32)
+    block = partial_block(walk, visit, lists)
+    cute.autovec_copy(lists.mBits[block, q_idx % BLOCK, None], words)
+    return tuple(words[word] for word in range(LANES))
+
+
+def _bits_of_part(
+    plan, at: Visit, first: cutlass.Int32 | int, *, may_be_full: bool
+) -> tuple[cutlass.Int32, ...]:
+    """Return the bits of the columns from `first` on, which is a multiple of 8."""
+    bits = at.bits
+    if may_be_full:
+        bits = tuple(select(at.is_partial, word, cutlass.Int32(-1)) for word in bits)
+    tiles = BLOCK // plan.tile_n  # of a block
+    if tiles == 1 and isinstance(first, int) and first == 0:
+        return bits
+    in_block = at.n_idx % tiles * plan.tile_n + first
+    return tuple(word >> (in_block // LANES) for word in bits)
 
 
 def _evaluator(plan, context: ScoreContext, name: str) -> ModEvaluator | None:

@@ -35,7 +35,12 @@ from fovea.kernels.sm100.forward.rows import (
     make_state,
     maximum,
 )
-from fovea.kernels.sm100.forward.scores import ScoreContext, TileScores, make_score_context
+from fovea.kernels.sm100.forward.scores import (
+    ScoreContext,
+    TileScores,
+    make_score_context,
+    start_bits,
+)
 from fovea.kernels.sm100.forward.streams import (
     Place,
     Turns,
@@ -176,13 +181,18 @@ def _query_tile(
     state = this.state
     begin(state)
     last = walk.visits - 1
-    n_idx = kv_tile(walk, cutlass.min(turns.begin, last), this.problem.block_lists, plan)
+    lists = this.problem.block_lists
+    begin_visit = cutlass.min(turns.begin, last)
+    n_idx = kv_tile(walk, begin_visit, lists, plan)
+    bits = start_bits(plan, lists, walk, begin_visit, q_idx)
     for index in cutlass.range(num_softmax_turns(plan, turns), unroll=1):
         step = softmax_step(plan)
         visit = turns.begin + step * index
-        at = _visit(plan, walk, turns, visit, n_idx)
-        # Of block lists from memory: asked for a whole KV tile before it is needed.
-        n_idx = kv_tile(walk, cutlass.min(visit + step, last), this.problem.block_lists, plan)
+        at = _visit(plan, walk, turns, visit, n_idx)._replace(bits=bits)
+        # From memory where there are block lists: asked for a whole KV tile before it is needed.
+        next_visit = cutlass.min(visit + step, last)
+        n_idx = kv_tile(walk, next_visit, lists, plan)
+        bits = start_bits(plan, lists, walk, next_visit, q_idx)
         stream, time = which(plan, place, this.group, index)
         if cutlass.const_expr(plan.splits_columns):
             here = _of_stream(plan, this, stream)
