@@ -293,6 +293,7 @@ CASES: tuple[Case | PackedCase, ...] = (
     _case("ranges far", exact(far_ranges)),
     _case("ranges far d64 fp16", exact(far_ranges), dtype=FP16, **_D64),
     _case("ranges alibi causal", joined(exact(document), alibi, CAUSAL)),
+    _case("ranges document small blocks", exact(document, (64, 32))),
     _case("NaN around ranges", exact(late_rows), transform=poisoned),
     # block masks as bits
     _case("bits neighbours", exact(neighbours)),
@@ -302,6 +303,8 @@ CASES: tuple[Case | PackedCase, ...] = (
     _case("bits scattered by head", exact(scattered_by_head), **_both(batch=2, heads_q=4)),
     _case("bits scattered fp16", exact(scattered_by_head), dtype=FP16),
     _case("bits alibi causal sink", joined(exact(neighbours), alibi, CAUSAL, sink)),
+    _case("bits relative bias small blocks", joined(exact(neighbours, 32), relative_bias)),
+    _case("NaN around bits", exact(scattered_by_head, 64), transform=poisoned),
     # together
     _case("window sink", joined(WINDOW, sink)),
     _case("causal softcap", joined(CAUSAL, fixed(softcap=20.0))),

@@ -15,7 +15,7 @@ from fovea.arch import Arch
 from fovea.mods.bands import band_of_mask
 from fovea.problem import AttentionProblem
 from fovea.tiling.key_ranges import KeyRanges
-from fovea.tiling.mask_bits import MaskBits
+from fovea.tiling.mask_bits import BLOCK, MaskBits
 
 if TYPE_CHECKING:
     from fovea.plan.forward import ForwardPlan
@@ -169,7 +169,7 @@ def origins(problem: AttentionProblem, arch: Arch) -> list[tuple[AttentionProble
     read = replace(problem, block_lists=others)
     if call.block_lists is not lists and select.unsupported(read, arch) is None:
         found.append((read, ", block lists that changed since they were made"))
-    if arch.name == "sm90" and problem.varlen is None:
+    if problem.varlen is None:
         found.extend(_shown(problem, call, arch))
     return found
 
@@ -187,19 +187,23 @@ def _shown(
     nothing = lists.kv_num_blocks.new_empty(0)
     bare = as_kernel_call(replace(problem, block_lists=None, block_mask_mod=None), arch)
     maker = " that torch made" if is_band else ""
-    if call.key_ranges is None:
+    if call.key_ranges is None and arch.name == "sm90":
         ranges = KeyRanges(nothing, nothing, (nothing,))
         yield replace(bare, key_ranges=ranges), f", a block mask{maker} of one range of keys a row"
-    if call.mask_bits is None and not is_band:
+    # Where kernels take no ranges, masks that have some are bits, too.
+    may_be_bits = not is_band or arch.name != "sm90"
+    if call.mask_bits is None and may_be_bits:
         listed = replace(
             lists,
+            block_q=BLOCK,
+            block_kv=BLOCK,
             full_kv_num_blocks=lists.kv_num_blocks,
             full_kv_indices=lists.kv_indices,
         )
         bits = MaskBits(listed, nothing, nothing)
         yield (
             replace(bare, block_lists=listed, mask_bits=bits),
-            ", a block mask whose partial blocks are kept as bits",
+            f", a block mask{maker} whose partial blocks are kept as bits",
         )
 
 

@@ -31,7 +31,7 @@ _MOST_POSITIONS_CPU = 2**26
 
 
 def are_whole(block_q: int, block_kv: int) -> bool:
-    """Return whether blocks consist of whole ones of 128 x 128: then kernels can read their lists."""
+    """Return whether blocks are made of whole ones of 128 x 128, so that kernels read lists."""
     return block_q % BLOCK == 0 and block_kv % BLOCK == 0
 
 

@@ -5,7 +5,7 @@ import torch
 
 import fovea
 from fovea import mods
-from fovea.arch import SM90
+from fovea.arch import SM90, SM100
 
 LENGTH = 100
 
@@ -62,6 +62,22 @@ def test_every_origin_of_a_block_mask_has_its_variants(mask, words):
     for word in words:
         assert any(word in text for text in kernel.variants)
     assert any("torch made" in text for text in kernel.variants) == (mask is mods.causal)
+
+
+@pytest.mark.parametrize("block_size", [128, 256])
+def test_a_mask_that_may_be_bits_has_their_kernel_on_blackwell(block_size):
+    def variants(mask):
+        lists = fovea.create_block_mask(mask, None, None, LENGTH, LENGTH, "cpu", block_size)
+        kernels = _explain(block_mask=lists).kernels
+        return next(each for each in kernels if each.arch is SM100).variants
+
+    # Lists of one range a row are read there; bits are of 128 x 128 blocks.
+    found = variants(mods.document(torch.arange(LENGTH) // 5))
+    (by_bits,) = variants(mods.natten_2d(2, LENGTH // 2, 1, 3))[:1]
+    (text,) = (text for text in found if "kept as bits" in text)
+    assert not any("one range of keys" in text for text in found)
+    assert text.split(":")[0] == by_bits.split(":")[0]
+    assert "_m128n128" in text
 
 
 def test_a_soft_cap_has_one_kernel_for_all_numbers():

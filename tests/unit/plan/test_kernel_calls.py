@@ -8,7 +8,7 @@ from torch.nn.attention.flex_attention import create_block_mask as torch_block_m
 
 import fovea
 from fovea import mods
-from fovea.arch import SM90, SM100
+from fovea.arch import SM90, SM100, Arch
 from fovea.plan import select
 from fovea.plan.kernel_calls import as_kernel_call
 from fovea.problem import AttentionProblem, Request, make_dense
@@ -175,20 +175,37 @@ def test_ranges_are_not_read_beside_another_mask() -> None:
     assert as_kernel_call(problem, SM90) is problem
 
 
+@pytest.mark.parametrize("block_size", [64, (128, 32)])
+def test_exact_lists_of_small_blocks_become_bits_where_kernels_take_no_ranges(
+    block_size: Any,
+) -> None:
+    mask = mods.document(torch.arange(LENGTH) // 77)
+    sizes = (None, None, LENGTH, LENGTH, "cpu", block_size)
+    problem = _problem(block_mask=fovea.create_block_mask(mask, *sizes))
+    by_ranges, by_bits = (as_kernel_call(problem, arch) for arch in (SM90, SM100))
+    assert by_ranges.key_ranges is not None
+    assert by_ranges.mask_bits is by_ranges.block_lists is None
+    assert by_bits.key_ranges is None
+    assert by_bits.mask_bits is not None
+    assert by_bits.block_lists is by_bits.mask_bits.lists
+    assert as_kernel_call(problem) is problem
+
+
+@pytest.mark.parametrize("arch", [SM90, SM100], ids=str)
 @pytest.mark.parametrize("block_size", [128, 32])
-def test_other_exact_lists_bring_bits(block_size: int) -> None:
+def test_other_exact_lists_bring_bits(block_size: int, arch: Arch) -> None:
     sizes = (None, None, LENGTH, LENGTH, "cpu", block_size)
     block_mask = fovea.create_block_mask(mods.natten_2d(15, 20, 3, 3), *sizes)
     problem = _problem(block_mask=block_mask)
-    found = as_kernel_call(problem, SM90)
+    found = as_kernel_call(problem, arch)
     assert found.mask_bits is not None
     assert found.block_lists is found.mask_bits.lists
     assert (found.block_lists.block_q, found.block_lists.block_kv) == (128, 128)
     assert found.block_mask_mod is None
-    assert as_kernel_call(problem, SM100) is problem
+    assert as_kernel_call(problem) is problem
     block_mask.mask_mod = mods.natten_2d(15, 20, 5, 3)
     changed = _problem(block_mask=block_mask)
-    assert as_kernel_call(changed, SM90) is changed
+    assert as_kernel_call(changed, arch) is changed
 
 
 @pytest.mark.parametrize("reads", ["b", "h"])
