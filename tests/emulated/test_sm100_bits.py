@@ -47,7 +47,8 @@ def _bias(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return score + _BIAS[kv_idx - q_idx + 300]
 
 
-SINK = torch.tensor([0.5, 4.0])
+SINK: dict[str, Any] = {"sink": torch.tensor([0.5, 4.0])}
+ALIBI: dict[str, Any] = {"score_mod": mods.alibi(2), "window": (200, 150), **SINK}
 NATTEN = mods.natten_2d(15, 20, 5, 7)
 DOCUMENTS = mods.document(torch.arange(400) // 77)  # ranges, which Blackwell does not take
 # Block size, mask, (queries, keys), (head_dim, head_dim_v), dtype, what the call asks for beside.
@@ -55,10 +56,10 @@ CASES: dict[str, tuple[Any, Any, tuple[int, int], tuple[int, int], str, dict[str
     "64 random": (64, _random(0.3), (130, 300), (64, 64), "bf16", {}),
     "16 random d128": (16, _random(0.02), (200, 333), (128, 128), "bf16", {}),
     "32 natten": (32, NATTEN, (300, 300), (128, 128), "bf16", {}),
-    "64 128 checkerboard sink": ((64, 128), _checkerboard, (260, 270), (64, 64), "bf16", "sink"),
+    "64 128 checkerboard sink": ((64, 128), _checkerboard, (260, 270), (64, 64), "bf16", SINK),
     "256 far": (256, _far, (400, 400), (128, 128), "bf16", {}),
     "100 7 far causal": ((100, 7), _far, (200, 300), (64, 64), "bf16", {"causal": True}),
-    "64 far window alibi": (64, _far, (300, 300), (128, 128), "bf16", "alibi"),
+    "64 far window alibi": (64, _far, (300, 300), (128, 128), "bf16", ALIBI),
     "32 by head fp16": (32, _by_head, (150, 333), (64, 64), "fp16", {}),
     "16 far max_score": (16, _far, (260, 300), (128, 128), "bf16", {"wants_max_score": True}),
     "64 random softcap": (64, _random(0.3), (140, 200), (128, 128), "bf16", {"softcap": 3.0}),
@@ -68,10 +69,6 @@ CASES: dict[str, tuple[Any, Any, tuple[int, int], tuple[int, int], str, dict[str
     "64 random loop d256": (64, _random(0.3), (60, 300), (256, 256), "bf16", {"score_mod": _bias}),
     "64 documents": (64, DOCUMENTS, (300, 400), (128, 128), "bf16", {}),
     "32 few queries": (32, _random(0.3), (7, 300), (64, 64), "bf16", {}),
-}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "sink": {"sink": SINK},
-    "alibi": {"score_mod": mods.alibi(2), "window": (200, 150), "sink": SINK},
 }
 
 
@@ -83,8 +80,7 @@ def _problem(name: str, *, by_torch: bool = False) -> AttentionProblem:
     block_mask = create(mask, *counts, *sizes, "cpu", block_size)
     if by_torch:  # what a first call on a GPU does
         look(known_lists(block_mask), trace_mask_mod(mask))
-    keywords = OPTIONS[options] if isinstance(options, str) else options
-    return make_dense(q, k, v, Request(wants_lse=True, block_mask=block_mask, **keywords))
+    return make_dense(q, k, v, Request(wants_lse=True, block_mask=block_mask, **options))
 
 
 def _check(problem: AttentionProblem) -> None:
