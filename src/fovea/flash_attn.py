@@ -17,7 +17,7 @@ from fovea.api.attention import autocast
 from fovea.errors import UnsupportedError, invalid
 from fovea.ops import attend
 from fovea.problem import AttentionProblem, Request, VarlenRequest, make_varlen
-from fovea.problem.checks import check_device, is_unreadable
+from fovea.problem.checks import check_device, check_layout, is_unreadable
 from fovea.problem.kv_cache import KvCache, check_argument
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
@@ -177,7 +177,8 @@ def flash_attn_with_kvcache(
         q: (batch, seqlen_q, heads, head_dim).
         k_cache, v_cache: (batch_cache, seqlen_cache, heads_k, head_dim), or paged
             (pages, page_size, heads_k, head_dim) with a block_table.
-        k, v: (batch, seqlen_new, heads_k, head_dim), written behind cache_seqlens.
+        k, v: (batch, seqlen_new, heads_k, head_dim) in the dtype of the caches, written behind
+            cache_seqlens; an error leaves the caches as they were.
         rotary_cos, rotary_sin, rotary_interleaved, cache_leftpad: must be None.
         cache_seqlens: used length of each cache row, (batch,) int32 or one number; default all.
         cache_batch_idx: (batch,), the cache row of each query row.
@@ -269,6 +270,7 @@ def _check_slopes(slopes: Tensor, batch: int, heads: int) -> None:
     if not isinstance(slopes, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
         got = type(cast(Any, slopes)).__name__
         raise TypeError(invalid("alibi_slopes", got, "a tensor (heads,)", "pass a tensor"))
+    check_layout("alibi_slopes", slopes)
     if tuple(slopes.shape) not in ((heads,), (batch, heads)):
         raise ValueError(
             invalid(

@@ -30,11 +30,11 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(invalid(name, _type_name(tensor), "a torch.Tensor", "pass a tensor"))
-        if tensor.layout is not torch.strided:
+        if tensor.layout is not torch.strided or tensor.is_nested:
             raise TypeError(
                 invalid(
                     f"{name}.layout",
-                    tensor.layout,
+                    f"{tensor.layout}{', nested' if tensor.is_nested else ''}",
                     "torch.strided, or torch.jagged for all of q, k and v of fovea.attention",
                     f"pass {name}.to_dense(), or sequences packed for attention_varlen",
                 )

@@ -128,15 +128,16 @@ class KvCache:
         allowed = f"0 to {most}, the {capacity} rows of a sequence without {self.new_rows} new ones"
         remedy = "enlarge the cache or shorten the sequence"
         if isinstance(seqlens, Tensor):
+            check_layout("cache_seqlens", seqlens)
             if seqlens.dtype not in INTEGERS or tuple(seqlens.shape) != (batch,):
                 got = f"{tuple(seqlens.shape)} {seqlens.dtype}"
                 kinds = f"({batch},) of an integer dtype, or one int"
                 raise ValueError(invalid("cache_seqlens", got, kinds, "give one length a row"))
-            check_argument("cache_seqlens", seqlens, "batch", INTEGERS)
             _check_place("cache_seqlens", seqlens, self.q)
             _check_range("cache_seqlens", seqlens, (0, most), allowed, remedy)
             return seqlens.to(torch.int32)
-        if seqlens is not None and (isinstance(seqlens, bool) or not hasattr(seqlens, "__index__")):
+        is_index = hasattr(seqlens, "__index__") and getattr(seqlens, "shape", ()) == ()
+        if seqlens is not None and (isinstance(seqlens, bool) or not is_index):
             kinds = "None, an int, or an integer tensor (batch,)"
             raise TypeError(invalid("cache_seqlens", repr(seqlens), kinds, "pass an int"))
         length = capacity if seqlens is None else seqlens

@@ -18,6 +18,7 @@ NEW = torch.ones(2, 1, 2, 8)
 PACKED = torch.randn(4, 2, 8)
 BOUNDS = torch.tensor([0, 2, 4], dtype=torch.int32)
 SLOPES = torch.rand(4)
+NESTED = torch.nested.nested_tensor([torch.zeros(4)], layout=torch.strided)
 INT32 = torch.int32
 
 
@@ -65,6 +66,10 @@ WRONG = {
     "length beyond int32": ({"cache_seqlens": torch.tensor([2**32 + 3, 2])}, r"=4294967299 "),
     "length of a call beyond int32": ({"cache_seqlens": 2**40}, "cache_seqlens=1099511627776"),
     "length beyond the cache": ({"cache_seqlens": 8}, "cache_seqlens=8 .*0 to 7"),
+    "lengths in an array": ({"cache_seqlens": np.zeros(3)}, "cache_seqlens=array"),
+    "sparse lengths": ({"cache_seqlens": BOUNDS.to_sparse()}, r"cache_seqlens\.layout"),
+    "nested lengths": ({"cache_seqlens": NESTED}, r"cache_seqlens\.layout=a nested"),
+    "nested slopes": ({"alibi_slopes": NESTED}, r"alibi_slopes\.layout=a nested"),
     "no length": ({"cache_seqlens": None}, "cache_seqlens=None"),
     "negative length": ({"cache_seqlens": -1}, "cache_seqlens=-1"),
     "lengths of bools": ({"cache_seqlens": torch.ones(2).bool()}, r"cache_seqlens=.*torch\.bool"),
@@ -180,6 +185,7 @@ NOT_TAKEN = {
     ),
     "no packed q": (varlen, {"q": None, "alibi_slopes": SLOPES}, "q=NoneType"),
     "no packed k": (varlen, {"k": None, "alibi_slopes": SLOPES[:2]}, "k=NoneType"),
+    "nested k": (varlen, {"k": NESTED}, r"k\.layout=torch\.strided, nested"),
     "no q": (dense, {"q": None, "alibi_slopes": SLOPES}, "q=NoneType"),
     "no k": (dense, {"k": None, "alibi_slopes": SLOPES}, "k=NoneType"),
     "softcap text": (dense, {"softcap": ""}, "softcap=''"),
