@@ -25,7 +25,7 @@ ALIASING = frozenset(
         *("permute", "transpose", "swapaxes", "swapdims", "t", "__get__", "expand", "expand_as"),
         *("broadcast_to", "reshape", "view", "detach", "contiguous", "cpu", "cuda", "positive"),
         *("__pos__", "pos", "to", "type", "type_as", "bool", "byte", "char", "short", "int"),
-        *("long", "half", "bfloat16", "float", "double"),
+        *("as_tensor", "einsum", "long", "half", "bfloat16", "float", "double"),
     )
 )
 _RESHAPING = ("unsqueeze_", "squeeze_", "t_", "transpose_", "swapaxes_", "swapdims_")

@@ -303,7 +303,8 @@ class Tracer:
 
     def aliased(self, name: str, args: tuple[Any, ...], result: Any) -> Any:
         """Return what user code gets; a view shares its base's changes in place."""
-        base = args[0] if args else None
+        place = 1 if name == "einsum" else 0
+        base = args[place] if len(args) > place else None
         if name not in ALIASING or not isinstance(base, Traced):
             return self.wrap(result)
         if isinstance(result, tuple):

@@ -86,6 +86,7 @@ SAME: dict[str, Any] = {
     "float": lambda y: y.float(),
     "to": lambda y: y.to(torch.float32),
     "type_as": lambda y: y.type_as(y),
+    "as_tensor": lambda y: torch.as_tensor(y),
     "positive": lambda y: +y,
     "copy": lambda y: y.to(torch.float32, copy=True),
     "clone": lambda y: y.clone(),
@@ -106,6 +107,9 @@ VIEWS: dict[str, Any] = {
     "expand": lambda y: y.expand(1),
     "twice": lambda y: y[None][0],
     "detach": lambda y: y.detach(),
+    "aten": lambda y: torch.ops.aten.view(y, [1]),
+    "einsum": lambda y: torch.einsum("i->i", y[None]),
+    "loop": lambda y: next(iter(y[None])),
 }
 
 
