@@ -38,7 +38,7 @@ _TOKEN = re.compile(
   | (?P<string>"[^"\n]*")
   | (?P<punctuation><<|>>|&&|\|\||==|!=|<=|>=|[{}()\[\],;:<>@!=+\-*/|&^~?%])
     """,
-    re.VERBOSE | re.DOTALL,
+    re.VERBOSE | re.DOTALL | re.ASCII,
 )
 
 

@@ -4,6 +4,8 @@ Lives here: the grammar of declarations, statements and operands, with scopes. N
 opcodes exist (`isa/`). Invariant: labels, registers and variables in the tree are unique names.
 """
 
+import re
+
 from fovea.emulator.errors import PtxError
 from fovea.emulator.ptx import syntax
 from fovea.emulator.ptx.operands import OperandParser
@@ -49,12 +51,20 @@ class _Parser(OperandParser):
 
     # --- module level -----------------------------------------------------------------------
 
+    def _version(self) -> str:
+        token = self._next()
+        if re.fullmatch(r"[1-9]\.[0-9]", token.text) is None:
+            raise PtxError(
+                f".version {token.text} is none (1.0 to 9.9 are, such as 8.7)", token.line
+            )
+        return token.text
+
     def module(self) -> syntax.ModuleSyntax:
         while self._token.kind != "end":
             text = self._token.text
             if text == ".version":
                 self._next()
-                self._module.version = self._next().text
+                self._module.version = self._version()
             elif text == ".target":
                 self._next()
                 self._module.target = self._next().text
