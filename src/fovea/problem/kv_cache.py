@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fovea.errors import UnsupportedError, invalid
 from fovea.mods.evaluate import is_checked
-from fovea.problem.checks import check_layout
+from fovea.problem.checks import check_device, check_layout, check_rank
 from fovea.tiling.paged_kv import check_pages
 
 INTEGERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
@@ -51,7 +51,7 @@ class KvCache:
         check_argument("q", self.q, "batch, seqlen_q, heads, head_dim")
         for name, cache in (("k_cache", self.k_cache), ("v_cache", self.v_cache)):
             check_argument(name, cache, _CACHE_AXES)
-            _check_place(name, cache, self.q)
+            check_device(name, cache, self.q)
             if cache.dtype != self.q.dtype and not _is_cast(self.q):
                 allowed = f"{self.q.dtype}, the dtype of q"
                 raise TypeError(invalid(f"{name}.dtype", cache.dtype, allowed, "cast q"))
@@ -71,7 +71,7 @@ class KvCache:
     def _check_new(self, name: str, rows: Tensor, cache: Tensor, k: Tensor) -> None:
         check_argument("k", k, _NEW_AXES)
         check_argument(name, rows, _NEW_AXES)
-        _check_place(name, rows, self.q)
+        check_device(name, rows, self.q)
         wanted = (self.q.shape[0], k.shape[1], *cache.shape[2:])
         if tuple(rows.shape) != wanted:
             allowed = f"{wanted}: batch of q, seqlen of k, heads and head_dim of its cache"
@@ -104,7 +104,7 @@ class KvCache:
                 remedy = "index the block_table instead"
                 raise ValueError(invalid("cache_batch_idx", got, allowed, remedy))
             check_argument("block_table", block_table, "batch, max_pages", (torch.int32,))
-            _check_place("block_table", block_table, self.q)
+            check_device("block_table", block_table, self.q)
             _check_batch("block_table", block_table, batch)
             return block_table
         if rows is None:
@@ -115,7 +115,7 @@ class KvCache:
                 )
             return torch.arange(batch, dtype=torch.int32, device=self.q.device).unsqueeze(1)
         check_argument("cache_batch_idx", rows, "batch", INTEGERS)
-        _check_place("cache_batch_idx", rows, self.q)
+        check_device("cache_batch_idx", rows, self.q)
         _check_batch("cache_batch_idx", rows, batch)
         allowed = f"0 to {num_rows - 1}, a row of k_cache"
         _check_range("cache_batch_idx", rows, (0, num_rows - 1), allowed, "index the cache's rows")
@@ -133,7 +133,7 @@ class KvCache:
                 got = f"{tuple(seqlens.shape)} {seqlens.dtype}"
                 kinds = f"({batch},) of an integer dtype, or one int"
                 raise ValueError(invalid("cache_seqlens", got, kinds, "give one length a row"))
-            _check_place("cache_seqlens", seqlens, self.q)
+            check_device("cache_seqlens", seqlens, self.q)
             _check_range("cache_seqlens", seqlens, (0, most), allowed, remedy)
             return seqlens.to(torch.int32)
         is_index = hasattr(seqlens, "__index__") and getattr(seqlens, "shape", ()) == ()
@@ -193,19 +193,10 @@ def check_argument(
     if not isinstance(value, Tensor):
         raise TypeError(invalid(name, type(value).__name__, f"a tensor ({axes})", "pass a tensor"))
     check_layout(name, value)
-    if value.dim() != axes.count(",") + 1:
-        raise ValueError(
-            invalid(f"{name}.shape", tuple(value.shape), f"({axes})", "add or flatten axes")
-        )
+    check_rank(name, value, axes, "add or flatten axes")
     if dtypes is not None and value.dtype not in dtypes:
         allowed = ", ".join(str(dtype) for dtype in dtypes)
         raise TypeError(invalid(f"{name}.dtype", value.dtype, allowed, f"cast {name}"))
-
-
-def _check_place(name: str, tensor: Tensor, q: Tensor) -> None:
-    if tensor.device != q.device:
-        allowed, remedy = f"{q.device}, the device of q", f"move it with {name}.to('{q.device}')"
-        raise ValueError(invalid(f"{name}.device", tensor.device, allowed, remedy))
 
 
 def _check_batch(name: str, tensor: Tensor, batch: int) -> None:

@@ -92,8 +92,7 @@ def section_heads(
         l2_bytes: the share of the L2 that K and V may fill.
     """
     kv_head_bytes = max(1, seqlen_kv * (head_dim + head_dim_v) * element_bytes)
-    fitting = max(1, l2_bytes // kv_head_bytes)
-    return (1 << (fitting.bit_length() - 1)) * group_size
+    return _whole_groups(l2_bytes // kv_head_bytes, group_size)
 
 
 def heads_in_flight(*, num_tiles: int, group_size: int, num_ctas: int) -> int:
@@ -103,8 +102,12 @@ def heads_in_flight(*, num_tiles: int, group_size: int, num_ctas: int) -> int:
     section: then a head's K and V are read from memory once, by tiles in step, and sections follow
     one another without waves that read everything anew. A power of two of KV heads, at least one.
     """
-    fitting = max(1, num_ctas * 2 // 3 // max(1, num_tiles * group_size))
-    return (1 << (fitting.bit_length() - 1)) * group_size
+    return _whole_groups(num_ctas * 2 // 3 // max(1, num_tiles * group_size), group_size)
+
+
+def _whole_groups(most_kv_heads: int, group_size: int) -> int:
+    """Return the query heads of as many KV heads, a power of two, at least one."""
+    return (1 << (max(1, most_kv_heads).bit_length() - 1)) * group_size
 
 
 def is_longest_last(band: Band, *, over: Literal["q", "kv"]) -> bool:

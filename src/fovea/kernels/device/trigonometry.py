@@ -27,9 +27,8 @@ _HALF_PI = 1.5707963267948966
 _WORD = 32
 _MANTISSA_BITS = 23
 _EXPONENT_BIAS = 127
-_ROUNDER = (
-    1.5 * 2.0**_MANTISSA_BITS
-)  # added to a number, leaves the nearest integer in the low bits
+# Added to a number, it leaves the nearest integer in the low bits.
+_ROUNDER = 1.5 * 2.0**_MANTISSA_BITS
 
 # 2 / pi behind a word of zeros, which angles just beyond the small ones read from.
 _SHIFTS = range(TWO_OVER_PI_BITS - _WORD, -1, -_WORD)

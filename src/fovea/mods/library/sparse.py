@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fovea.errors import invalid
+from fovea.mods.library.arguments import check_tensor
 from fovea.mods.library.combine import MaskMod
 
 
@@ -25,7 +26,7 @@ def selected_tiles(top_k: Tensor, tile: int, sizes: Tensor | None = None) -> Mas
     Example: `selected_tiles(scores.topk(8).indices, 64)`.
     Source: video sparse attention, https://arxiv.org/abs/2505.13389.
     """
-    _check_rank("top_k", top_k, 4)
+    check_tensor("top_k", top_k, 4)
     if sizes is None:
 
         def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -51,7 +52,7 @@ def block_map(visible: Tensor, tile: int, sizes: Tensor | None = None) -> MaskMo
     Example: `block_map(torch.rand(1, 8, 16, 16) < 0.3, 64)`.
     Source: video sparse attention, https://arxiv.org/abs/2505.13389.
     """
-    _check_rank("visible", visible, 4)
+    check_tensor("visible", visible, 4)
     table = visible.bool()
     if sizes is None:
 
@@ -91,21 +92,12 @@ def top_k_tokens(indices: Tensor) -> MaskMod:
     Example: `top_k_tokens(index_scores.topk(64).indices)`.
     Source: DeepSeek sparse attention, https://arxiv.org/abs/2512.02556.
     """
-    _check_rank("indices", indices, 3)
+    check_tensor("indices", indices, 3)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return (indices[b, q_idx] == kv_idx).any(-1)
 
     return mask_mod
-
-
-def _check_rank(name: str, tensor: Tensor, rank: int) -> None:
-    if tensor.dim() != rank:
-        raise ValueError(
-            invalid(
-                f"{name}.shape", tuple(tensor.shape), f"{rank} dimensions", "reshape the tensor"
-            )
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
