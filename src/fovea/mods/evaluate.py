@@ -50,7 +50,8 @@ class Surroundings:
     """All that nodes read from outside: inputs by name, captures, scalars.
 
     `rank` is the number of dimensions of the inputs; axis `i` lies at dimension `-(rank + i + 1)`.
-    Captures that an index leaves are noted in `suspects`, where that is a list.
+    Where it is a list, `suspects` gets the nodes' names that lack a value somewhere: loads that an
+    index leaves, divisions of integers by 0.
     """
 
     inputs: dict[str, Tensor]
@@ -59,7 +60,7 @@ class Surroundings:
     rank: int
     device: torch.device
     source: str = ""
-    suspects: list[int] | None = None
+    suspects: list[str] | None = None
 
 
 def evaluate(
@@ -85,17 +86,19 @@ def evaluate(
         score: needed by a score graph.
         captures: the tensors of `TracedMod.captures`, in order.
         scalars: the numbers of `TracedMod.scalars`, or 0-d tensors.
-        check: visible positions; a gather out of range that matters there raises.
+        check: visible positions; a gather out of range that matters there raises, and so does an
+            integer divided by 0.
         source: where the mod was written, for that error.
 
     Raises:
         GatherError: the result at a position that `check` says is visible depends on an element
             outside a captured tensor.
+        ValueError: or on an integer divided by 0.
     """
     if score is not None and score.dtype == torch.float64 and graph.dtype == "f32":
         graph = graph.widened
     inputs = positions.inputs() | {"score": score}
-    suspects: list[int] | None = None if check is None else []
+    suspects: list[str] | None = None if check is None else []
     surroundings = surround(inputs, captures, scalars, suspects, source)
     result = run_nodes(graph, surroundings)[0]
     if check is not None and suspects:
@@ -109,7 +112,7 @@ def surround(
     inputs: dict[str, Tensor | None],
     captures: Sequence[Tensor],
     scalars: Sequence[Scalar],
-    suspects: list[int] | None = None,
+    suspects: list[str] | None = None,
     source: str = "",
 ) -> Surroundings:
     """Return the inputs that were given, with their common rank and device."""
@@ -229,7 +232,10 @@ def apply_node(node: Node, operands: list[Tensor], around: Surroundings) -> Tens
             divisor = operands[1]
             if not dtype.is_floating_point:
                 # torch raises on an integer division by zero, even at a position nobody looks at
-                divisor = torch.where(divisor == 0, 1, divisor)
+                is_zero = divisor == 0
+                if around.suspects is not None and bool(is_zero.any()):
+                    around.suspects.append(node.op)
+                divisor = torch.where(is_zero, 1, divisor)
             return _DIVISION[node.op](operands[0], divisor)
         case "sum" | "prod" | "any" | "all" | "amax" | "amin":
             return _reduce(node, operands[0], around.rank)
@@ -266,7 +272,7 @@ def _load(capture: int, index: list[Tensor], around: Surroundings) -> Tensor:
     for dimension, numbers in enumerate(index):
         extent = tensor.shape[dimension]
         if around.suspects is not None and _leaves(numbers, extent):
-            around.suspects.append(capture)
+            around.suspects.append("load")
         if extent == 0:
             zero = torch.zeros((), dtype=tensor.dtype, device=tensor.device)
             return zero.expand_as(sum(index[1:], start=index[0]))

@@ -1,9 +1,10 @@
-"""Whether a mod's result depends on elements that its captured tensors do not have.
+"""Whether a mod's result depends on what is not there: elements beyond a captured tensor, x // 0.
 
-Lives here: a second evaluation, made where an index left its tensor, that follows what depends on
-the missing elements. Not here: the first one, which clamps such an index (`evaluate.py`).
-Invariant: a result is at fault only where another content of the missing element could change it,
-as seen operation by operation: what `where`, `&`, `|`, `any` and `all` leave out does no harm.
+Lives here: a second evaluation, made where an index left its tensor or an integer was divided by 0,
+that follows what depends on the missing values. Not here: the first one, which clamps such an index
+and divides by 1 (`evaluate.py`). Invariant: a result is at fault only where another content of the
+missing value could change it, as seen operation by operation: what `where`, `&`, `|`, `any` and
+`all` leave out does no harm.
 """
 
 from typing import Any, cast
@@ -13,11 +14,23 @@ from torch import Tensor
 
 from fovea.errors import GatherError, invalid
 from fovea.mods.evaluate import Surroundings, apply_node, drop_axes
+from fovea.mods.divisors import has_divisors, is_integer_division
+from fovea.mods.gathers import has_gathers
 from fovea.mods.graph import REDUCTIONS, Graph, Node
 
 
+def may_lack_values(graph: Graph) -> bool:
+    """Return whether there may be positions at which the mod has no value."""
+    return has_gathers(graph) or has_divisors(graph)
+
+
 def check_outcome(graph: Graph, around: Surroundings, visible: Tensor) -> None:
-    """Raise GatherError where the result at a visible position depends on a missing element."""
+    """Raise where the result at a visible position depends on a missing value.
+
+    Raises:
+        GatherError: an element outside its captured tensor.
+        ValueError: an integer divided by 0.
+    """
     values: list[Tensor] = []
     missing: list[Tensor | None] = []
     for node in graph.nodes:
@@ -31,6 +44,8 @@ def check_outcome(graph: Graph, around: Surroundings, visible: Tensor) -> None:
     if not bool(at_fault.any()):
         return
     for node in graph.nodes:
+        if is_integer_division(node) and bool((_is_zero(values[node.args[1]]) & at_fault).any()):
+            raise _division_error(around.source)
         if node.op != "load":
             continue
         tensor = around.captures[int(node.attrs[0])]
@@ -41,6 +56,10 @@ def check_outcome(graph: Graph, around: Surroundings, visible: Tensor) -> None:
                 raise _error(index, dimension, tensor, around.source)
 
 
+def _is_zero(divisor: Tensor) -> Tensor:
+    return divisor == 0
+
+
 def _outside(index: Tensor, extent: int) -> Tensor:
     return (index < -extent) | (index >= extent)
 
@@ -48,7 +67,9 @@ def _outside(index: Tensor, extent: int) -> Tensor:
 def _missing(
     node: Node, values: list[Tensor], missing: list[Tensor | None], around: Surroundings
 ) -> Tensor | None:
-    """Return where a node depends on a missing element; None for nowhere."""
+    """Return where a node depends on a missing value; None for nowhere."""
+    if is_integer_division(node):
+        missing.append(_is_zero(values[1]))
     if node.op == "load":
         tensor = around.captures[int(node.attrs[0])]
         for dimension, index in enumerate(values):
@@ -78,6 +99,17 @@ def _missing(
     for flag in flags[1:]:
         total = total | flag
     return total
+
+
+def _division_error(source: str) -> ValueError:
+    return ValueError(
+        invalid(
+            f"divisor of integers{f' (mod at {source})' if source else ''}",
+            0,
+            "any other number wherever the mod is asked and its result depends on it",
+            "divide by .clamp(min=1) of it, or leave those positions out with torch.where",
+        )
+    )
 
 
 def _error(index: int, dimension: int, tensor: Tensor, source: str) -> GatherError:

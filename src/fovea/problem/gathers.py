@@ -12,6 +12,7 @@ from typing import cast
 import torch
 
 from fovea.errors import invalid
+from fovea.mods.divisors import check_divisors
 from fovea.mods.gathers import Place, Reach, check_reach, direct_gathers, places
 from fovea.mods.trace import TracedMod
 from fovea.problem.value import AttentionProblem
@@ -30,7 +31,11 @@ def check_gathers(problem: AttentionProblem) -> None:
             for heads in mod.heads:
                 _check_heads(name, mod, heads, problem.heads_q)
     if torch.compiler.is_compiling():
-        return  # sizes are symbols there; the operator checks again when it runs
+        return  # sizes and numbers are symbols there; the operator checks again when it runs
+    for name in ("score_mod", "mask_mod", "block_mask_mod"):
+        mod = getattr(problem, name)
+        if mod is not None:
+            check_divisors(name, mod)
     if problem.mask_mod is not None:
         is_open = problem.block_lists is None
         _check_mod("mask_mod", problem.mask_mod, problem, is_open=is_open)

@@ -8,7 +8,7 @@ raises on the reference, and the other way round.
 import torch
 
 from fovea.mods.evaluate import evaluate, is_checked
-from fovea.mods.gathers import has_gathers
+from fovea.mods.out_of_range import may_lack_values
 from fovea.problem import AttentionProblem
 from fovea.reference.sequences import pieces
 from fovea.reference.visibility import BlockStates, Visibility, positions_of
@@ -22,9 +22,10 @@ def check_gathers(problem: AttentionProblem) -> None:
 
     Raises:
         GatherError: a gather leaves its tensor.
+        ValueError: an integer is divided by 0.
     """
     mods = (problem.score_mod, problem.mask_mod, problem.block_mask_mod)
-    if not any(mod is not None and has_gathers(mod.graph) for mod in mods):
+    if not any(mod is not None and may_lack_values(mod.graph) for mod in mods):
         return
     blocks = BlockStates.of(problem)
     score_mod = problem.score_mod
@@ -33,7 +34,7 @@ def check_gathers(problem: AttentionProblem) -> None:
         for begin in range(0, piece.seqlen_q, _ROWS):
             end = min(begin + _ROWS, piece.seqlen_q)
             for tile, hidden in visibility.tiles(begin, end, _TILE_N):
-                if score_mod is None or not has_gathers(score_mod.graph):
+                if score_mod is None or not may_lack_values(score_mod.graph):
                     continue
                 indices = positions_of(piece, tile)
                 if not is_checked(indices.q_idx):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fovea.mods.evaluate import Positions, evaluate, is_checked
-from fovea.mods.gathers import has_gathers
+from fovea.mods.out_of_range import may_lack_values
 from fovea.mods.trace import TracedMod
 from fovea.problem import AttentionProblem
 from fovea.reference.sequences import Piece
@@ -63,7 +63,7 @@ class ScoreChain:
             return ScoreTile(final=score, tanh=tanh, mod_input=None, indices=None)
         indices = positions_of(self.piece, tile)
         visible: Tensor | None = None
-        if is_checked(indices.q_idx) and has_gathers(self.score_mod.graph):
+        if is_checked(indices.q_idx) and may_lack_values(self.score_mod.graph):
             visible = score.new_ones((), dtype=torch.bool) if hidden is None else ~hidden
         final = score_of(self.score_mod, score, indices, visible)
         return ScoreTile(final=final, tanh=tanh, mod_input=score, indices=indices)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fovea.mods.evaluate import Positions, evaluate, is_checked
-from fovea.mods.gathers import has_gathers
+from fovea.mods.out_of_range import may_lack_values
 from fovea.mods.trace import TracedMod
 from fovea.problem import AttentionProblem
 from fovea.reference.sequences import Piece
@@ -224,7 +224,7 @@ def mask_of(mod: TracedMod, indices: Positions, candidates: Tensor | None) -> Te
         GatherError: a candidate gathers out of range, where that is checked.
     """
     check: Tensor | None = None
-    if is_checked(indices.q_idx) and has_gathers(mod.graph):
+    if is_checked(indices.q_idx) and may_lack_values(mod.graph):
         everywhere = torch.ones((), dtype=torch.bool, device=indices.q_idx.device)
         check = everywhere if candidates is None else candidates
     return evaluate(
