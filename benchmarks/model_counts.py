@@ -153,7 +153,7 @@ def our_cases() -> Iterator[tuple[Case, ForwardPlan, Arch]]:
                     if unsupported(problem, arch) is not None:
                         continue
                     plan = forward_plan(problem, arch)
-                    key = counts_key(plan.name, causal=causal)
+                    key = counts_key(plan.family, causal=causal)
                     if key in seen or plan.head_dim != dims[0]:
                         continue
                     seen.add(key)

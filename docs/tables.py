@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
+import command_tables
 import gallery
 import model_tables
 import torch
@@ -336,6 +337,11 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "forward mods masks": lambda: speed("forward_mods_masks", ("flex",)),
         "block sparse": lambda: speed("block_sparse", ("flex",)),
         "overhead": overhead,
+    },
+    "command_line.md": {
+        "call": command_tables.call_words,
+        "options": command_tables.options,
+        "timeline": command_tables.timeline_calls,
     },
     "environment.md": {"environment": environment},
     "mods.md": {"mods": mods, "functions": traced_functions},

@@ -7,17 +7,17 @@ makes itself. Invariant: the same seed gives the same call, so a failure is name
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
+from call import Call, Case
 from case_inputs import expanded, heads_first, poisoned, ramp, unaligned
 from case_options import (
     alibi,
     any_capture,
     bool_capture,
     gather_of_gather,
-    joined,
     late_keys,
     masking_score,
     relative_bias,
@@ -28,9 +28,8 @@ from case_options import (
     tanh_mod,
     wild_integers,
 )
-from packed_cases import Packing, PackedCase, inside_nan, pages_heads_first
+from packed_cases import PackedCase, Packing, inside_nan, pages_heads_first
 from packed_cases import heads_first as packed_heads_first
-from call import Call, Case
 
 import fovea
 from fovea import mods

@@ -6,6 +6,7 @@ launched, and of the tensors only lengths and a block mask's counts are read.
 """
 
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ from fovea import dispatch
 from fovea.api.attention import autocast
 from fovea.api.flex import flex_problem, split_options
 from fovea.api.variants import Kernel, kernel_of
-from fovea.arch import ARCHS
+from fovea.arch import ARCHS, Arch, arch_named
 from fovea.errors import UnsupportedError, invalid
 from fovea.plan.kernel_calls import as_kernel_call
 from fovea.plan.select import band_of
@@ -49,7 +50,7 @@ class Explanation:
         backend: the backend of the forward; None where the call would raise.
         reason: why that one, or the error.
         backward_backend, second_order_backend: what differentiates it, once and twice.
-        kernels: for each architecture, the kernel of this call or what is lacking.
+        kernels: for each architecture asked for, the kernel of this call or what is lacking.
         visible_pairs, total_pairs: (query, key) pairs inside causal, window and listed blocks, and
             all of them; mask_mods are not evaluated, so fewer may be visible. Counts of a block
             mask and lengths of packed sequences are fetched, which waits for a GPU; None where they
@@ -112,6 +113,7 @@ def explain(
     kernel_options: dict[str, Any] | None = None,
     enable_gqa: bool = False,
     return_aux: Any = None,
+    archs: Sequence[str] | None = None,
     **keywords: Any,
 ) -> Explanation:
     """Return what `fovea.attention` would run for these arguments, and why.
@@ -123,6 +125,8 @@ def explain(
             (batch, heads, seqlen, head_dim).
         enable_gqa: as `fovea.flex_attention` takes it.
         return_aux: as the call takes it.
+        archs: architectures whose kernels are named, "sm90", "sm100" or "sm103"; None for all. That
+            of the chosen backend is named in any case.
         **keywords: the other keywords of `fovea.attention`, and cu_seqlens_q, cu_seqlens_kv,
             max_seqlen_q, max_seqlen_kv, ... of `fovea.attention_varlen`.
 
@@ -131,6 +135,7 @@ def explain(
             UnsupportedError is explained.
     """
     check_names(keywords, (*_REQUEST_NAMES, *_VARLEN_NAMES))
+    shown = tuple(arch_named(name) for name in (ARCHS if archs is None else archs))
     request = request_of(
         {name: keywords[name] for name in _REQUEST_NAMES if name in keywords}, return_aux
     )
@@ -149,11 +154,14 @@ def explain(
         problem = make_varlen(*autocast(q, k, v), where, request)
     else:
         problem = make_dense(*autocast(q, k, v), request)
-    return explain_problem(problem, dispatch.check_backend(backend), ignored)
+    return explain_problem(problem, dispatch.check_backend(backend), ignored, shown)
 
 
 def explain_problem(
-    problem: AttentionProblem, backend: str | None, ignored: tuple[str, ...] = ()
+    problem: AttentionProblem,
+    backend: str | None,
+    ignored: tuple[str, ...] = (),
+    archs: tuple[Arch, ...] = tuple(ARCHS.values()),
 ) -> Explanation:
     """Return the explanation of a validated call."""
     choice = None
@@ -163,6 +171,7 @@ def explain_problem(
     except UnsupportedError as error:
         reason = f"UnsupportedError: {error}"
     arch = None if choice is None else choice.arch
+    shown = tuple(a for a in ARCHS.values() if a in archs or a == arch)
     band_call = as_kernel_call(problem)
     has_kept_masks = (
         band_call.mask_mod is problem.mask_mod and band_call.block_lists is problem.block_lists
@@ -176,7 +185,7 @@ def explain_problem(
         reason=reason,
         backward_backend=None if choice is None else choice.backward_backend,
         second_order_backend="reference",
-        kernels=tuple(kernel_of(problem, a, is_chosen=a == arch) for a in ARCHS.values()),
+        kernels=tuple(kernel_of(problem, a, is_chosen=a == arch) for a in shown),
         visible_pairs=visible,
         total_pairs=total,
         flops=None if visible is None else per_pair * visible,
@@ -186,14 +195,14 @@ def explain_problem(
         ignored_options=ignored,
         copies=_copies(problem),
         limits=None if has_kept_masks else band_call.limits,
-        key_ranges=_archs_with(problem, "key_ranges"),
-        mask_bits=_archs_with(problem, "mask_bits"),
+        key_ranges=_archs_with(problem, "key_ranges", shown),
+        mask_bits=_archs_with(problem, "mask_bits", shown),
     )
 
 
-def _archs_with(problem: AttentionProblem, field: str) -> tuple[str, ...]:
+def _archs_with(problem: AttentionProblem, field: str, archs: tuple[Arch, ...]) -> tuple[str, ...]:
     """Return the architectures whose kernels get a call with a field that the call lacks."""
-    calls = {name: as_kernel_call(problem, arch) for name, arch in ARCHS.items()}
+    calls = {arch.name: as_kernel_call(problem, arch) for arch in archs}
     return tuple(name for name, call in calls.items() if getattr(call, field) is not None)
 
 

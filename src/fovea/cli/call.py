@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,8 +35,31 @@ WORDS = (
     "B1 H16 Hkv4 S8192 D128 " + " | ".join(DTYPES)
 )
 
-_SIZES = ("B", "Hkv", "H", "Skv", "S", "Dv", "D")
-_WORD = re.compile(rf"({'|'.join(_SIZES)})(\d+)")
+
+class Size(NamedTuple):
+    """A word's letters stand for a size of a call.
+
+    Attributes:
+        field: of `Shape`.
+        follows: the letters whose number it has where only theirs is given.
+    """
+
+    field: str
+    meaning: str
+    follows: str | None = None
+
+
+SIZES = {
+    "B": Size("batch", "batch entries"),
+    "H": Size("heads_q", "query heads, a multiple of Hkv"),
+    "Hkv": Size("heads_kv", "key and value heads", "H"),
+    "S": Size("seqlen_q", "queries, of each batch entry"),
+    "Skv": Size("seqlen_kv", "keys, of each batch entry", "S"),
+    "D": Size("head_dim", "columns of a head of q and k"),
+    "Dv": Size("head_dim_v", "columns of a head of v", "D"),
+}
+_WORD = re.compile(rf"({'|'.join(sorted(SIZES, key=len, reverse=True))})(\d+)")
+DEFAULT_DTYPE = "bf16"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,16 +140,30 @@ class Call:
         )
 
 
+DEFAULT = Shape(
+    batch=1, heads_q=16, heads_kv=16, seqlen_q=4096, seqlen_kv=4096, head_dim=128, head_dim_v=128
+)
+# One tile and a ragged rest: large enough for a pipeline to turn over, small enough to be quick.
+EMULATED = Shape(
+    batch=1, heads_q=1, heads_kv=1, seqlen_q=200, seqlen_kv=200, head_dim=64, head_dim_v=64
+)
+
+
+def words_help(default: Shape) -> str:
+    """Return what `--help` says of CALL."""
+    return f"{WORDS}, in any order (default: {default} {DEFAULT_DTYPE}; Hkv, Skv, Dv as H, S, D)."
+
+
 def parse_words(words: Sequence[str], default: Shape) -> tuple[Shape, torch.dtype]:
     """Return the shape and dtype that the words name; what they leave out comes from the default.
 
-    Hkv, Skv and Dv default to H, S and D where those are given; the dtype to bf16.
+    Hkv, Skv and Dv default to H, S and D where those are given.
 
     Raises:
         ValueError: a word is not of that form, or comes twice.
     """
     given: dict[str, int] = {}
-    dtypes = [word for word in words if word in DTYPES] or ["bf16"]
+    dtypes = [word for word in words if word in DTYPES] or [DEFAULT_DTYPE]
     if len(dtypes) > 1:
         raise ValueError(invalid("CALL", repr(" ".join(dtypes)), "one dtype", "name it once"))
     for word in words:
@@ -137,19 +174,11 @@ def parse_words(words: Sequence[str], default: Shape) -> tuple[Shape, torch.dtyp
             raise ValueError(invalid("CALL", repr(word), WORDS, _hint(word)))
         given[match[1]] = int(match[2])
 
-    def of_kv(word: str, word_q: str, default_kv: int) -> int:
-        return given.get(word, given.get(word_q, default_kv))
-
-    shape = Shape(
-        batch=given.get("B", default.batch),
-        heads_q=given.get("H", default.heads_q),
-        heads_kv=of_kv("Hkv", "H", default.heads_kv),
-        seqlen_q=given.get("S", default.seqlen_q),
-        seqlen_kv=of_kv("Skv", "S", default.seqlen_kv),
-        head_dim=given.get("D", default.head_dim),
-        head_dim_v=of_kv("Dv", "D", default.head_dim_v),
-    )
-    return shape, DTYPES[dtypes[0]]
+    sizes = {
+        size.field: given.get(word, given.get(size.follows or "", getattr(default, size.field)))
+        for word, size in SIZES.items()
+    }
+    return Shape(**sizes), DTYPES[dtypes[0]]
 
 
 def _hint(word: str) -> str:
@@ -163,7 +192,7 @@ def _hint(word: str) -> str:
     if names.get(plain, plain) in DTYPES:
         return f"write {names.get(plain, plain)}"
     match = re.fullmatch(r"([a-z]+)[_=]?(\d+)", plain)
-    for size in _SIZES:
+    for size in SIZES:
         if match is not None and match[1] == size.lower() and f"{size}{match[2]}" != word:
             return f"write {size}{match[2]} (case matters)"
     return "write each word once"

@@ -30,7 +30,7 @@ from fovea.errors import UnsupportedError
 from fovea.plan import select
 from fovea.problem import Request, make_dense
 
-Arch = Annotated[str, typer.Option(help=" | ".join(ARCHS) + ".")]
+Arch = Annotated[str, typer.Option(metavar="NAME", help=" | ".join(ARCHS) + ".")]
 CPU = torch.device("cpu")
 Bundle = Annotated[
     Path | None,

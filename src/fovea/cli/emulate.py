@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fovea.arch import ARCHS
-from fovea.cli.call import Shape
+from fovea.cli.call import EMULATED, Shape
 from fovea.cli.kernel import compile_forward, resource_table
 from fovea.cli.options import (
     Causal,
@@ -22,24 +22,19 @@ from fovea.cli.options import (
     ScoreMod,
     Softcap,
     Window,
-    Words,
     read_arch,
     read_call,
+    words_argument,
 )
 from fovea.errors import invalid
 from fovea.problem import Request, make_dense
 
-Arch = Annotated[str, typer.Option(help=" | ".join(ARCHS) + ".")]
-Seeds = Annotated[int, typer.Option(min=1, help="Random schedules to try.")]
+Arch = Annotated[str, typer.Option(metavar="NAME", help=" | ".join(ARCHS) + ".")]
+Seeds = Annotated[int, typer.Option(metavar="N", min=1, help="Random schedules to try.")]
 Trace = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Write the first schedule as a trace for ui.perfetto.dev."),
 ]
-
-# One tile and a ragged rest: large enough for a pipeline to turn over, small enough to be quick.
-DEFAULT = Shape(
-    batch=1, heads_q=1, heads_kv=1, seqlen_q=200, seqlen_kv=200, head_dim=64, head_dim_v=64
-)
 
 TILE = 128
 SECONDS_PER_TILE = 0.3  # an order of magnitude, on one core
@@ -70,7 +65,7 @@ def _check_trace(trace: Path | None) -> None:
 
 
 def run(
-    call: Words = None,
+    call: Annotated[list[str] | None, words_argument(EMULATED)] = None,
     causal: Causal = None,
     window: Window = None,
     softcap: Softcap = None,
@@ -90,7 +85,7 @@ def run(
 
     _check_trace(trace)
     mods = (score_mod, mask_mod)
-    wanted = read_call(call, causal, window, softcap, mods, default=DEFAULT)
+    wanted = read_call(call, causal, window, softcap, mods, default=EMULATED)
     problem = make_dense(
         *wanted.make_inputs(torch.device("cpu")), Request(**wanted.keywords, wants_lse=True)
     )

@@ -11,6 +11,7 @@ import typer
 
 import fovea
 from fovea.api.explain import request_of
+from fovea.arch import ARCHS
 from fovea.cli.options import (
     Backend,
     BlockMask,
@@ -24,8 +25,11 @@ from fovea.cli.options import (
     read_call,
 )
 from fovea.cli.timeline import show
+from fovea.costs.coverage import coverage
 from fovea.errors import invalid
 from fovea.problem import make_dense
+
+TIMELINE_ARCH = "sm100"  # no GPU of it was there to measure on
 
 
 def run(
@@ -37,32 +41,49 @@ def run(
     mask_mod: MaskMod = None,
     backend: Backend = None,
     arch: Annotated[
-        str | None, typer.Option(help="sm90 | sm100 | sm103, of the timeline (default: sm100).")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"{' | '.join(ARCHS)}: say its kernel alone, not that of each; of a timeline "
+            f"(default: {TIMELINE_ARCH}), which is drawn for one.",
+            show_default=False,
+        ),
     ] = None,
     timeline: Annotated[
-        bool, typer.Option("--timeline", help="Draw what the cost model says of the kernel.")
+        bool,
+        typer.Option(
+            "--timeline",
+            help="Draw instead what the cost model says of the kernel. It knows "
+            f"{coverage(*ARCHS)}.",
+        ),
     ] = False,
     block_mask: BlockMask = False,
     output: Annotated[
         Path | None,
-        typer.Option(help="Picture of the timeline; its Perfetto JSON lies beside it."),
+        typer.Option(
+            metavar="FILE", help="Picture of the timeline; its Perfetto JSON lies beside it."
+        ),
     ] = None,
 ) -> None:
     """Say which backend and kernel a call would run, with its tiles, registers and FLOPs.
 
+    Kernels of one name but for its last six digits differ in features, mods or numbers.
+
     Example: fovea explain B1 H16 Hkv4 S8192 D128 bf16 --causal --score-mod 'alibi(16)'
     Example: fovea explain S8192 D128 --arch sm100 --timeline --output timeline.png
     """
-    if (arch is not None or output is not None) and not timeline:
+    if output is not None and not timeline:
         raise ValueError(
-            invalid("--timeline", "not given", "given with --arch and --output", "add --timeline")
+            invalid("--timeline", "not given", "given with --output", "add --timeline")
         )
+    chosen = None if arch is None else read_arch(arch)
     wanted = read_call(call, causal, window, softcap, (score_mod, mask_mod))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     wanted = wanted.with_block_mask(device) if block_mask else wanted
     q, k, v = wanted.make_inputs(device)
     if timeline:
         problem = make_dense(q, k, v, request_of(wanted.keywords, None))
-        show(problem, read_arch(arch or "sm100"), output)
+        show(problem, chosen or ARCHS[TIMELINE_ARCH], output)
     else:
-        print(fovea.explain(q, k, v, backend=backend, **wanted.keywords))
+        archs = None if chosen is None else (chosen.name,)
+        print(fovea.explain(q, k, v, backend=backend, archs=archs, **wanted.keywords))

@@ -4,15 +4,21 @@ Lives here: their typer declarations and `read_call`, which turns them into a `C
 option that is not given leaves no keyword, so fovea.attention's own default holds.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fovea.arch import ARCHS, Arch, arch_named
-from fovea.cli.call import WORDS, Call, Shape, parse_mod, parse_window, parse_words
+from fovea.cli.call import DEFAULT, Call, Shape, parse_mod, parse_window, parse_words, words_help
 from fovea.dispatch import BACKENDS
 
-Words = Annotated[list[str] | None, typer.Argument(metavar="CALL", help=WORDS, show_default=False)]
+
+def words_argument(default: Shape) -> Any:
+    """Return the declaration of CALL, which says what is taken for words left out."""
+    return typer.Argument(metavar="CALL", help=words_help(default), show_default=False)
+
+
+Words = Annotated[list[str] | None, words_argument(DEFAULT)]
 Causal = Annotated[
     bool | None,
     typer.Option(
@@ -25,7 +31,9 @@ Window = Annotated[
     str | None,
     typer.Option(metavar="LEFT,RIGHT", help="Keys visible on each side; - is unlimited."),
 ]
-Softcap = Annotated[float | None, typer.Option(help="Cap c of c * tanh(s / c).")]
+Softcap = Annotated[
+    float | None, typer.Option(metavar="C", help="Scores become C * tanh(score / C).")
+]
 ScoreMod = Annotated[
     str | None,
     typer.Option(metavar="MOD", help="NAME(ARGUMENTS) of fovea.mods, or FILE.py:NAME(...)."),
@@ -38,11 +46,7 @@ BlockMask = Annotated[
     bool,
     typer.Option("--block-mask", help="Make a block mask of the mask mod first, as bench does."),
 ]
-Backend = Annotated[str | None, typer.Option(help=" | ".join(BACKENDS) + ".")]
-
-DEFAULT = Shape(
-    batch=1, heads_q=16, heads_kv=16, seqlen_q=4096, seqlen_kv=4096, head_dim=128, head_dim_v=128
-)
+Backend = Annotated[str | None, typer.Option(metavar="NAME", help=" | ".join(BACKENDS) + ".")]
 
 
 def read_arch(text: str) -> Arch:
@@ -56,7 +60,7 @@ def read_arch(text: str) -> Arch:
 
 
 def read_call(
-    words: Words,
+    words: list[str] | None,
     causal: Causal,
     window: Window,
     softcap: Softcap,

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from fovea.arch import Arch
 from fovea.costs.calibration import frozen
-from fovea.costs.drawing import LEGEND, letter_rows, mark_of, title
+from fovea.costs.drawing import MEANINGS, legend, letter_rows, mark_of, marks_of, title
 from fovea.costs.engine import Span
 from fovea.costs.launch import Call
 from fovea.costs.machine import machine_of
@@ -39,11 +39,19 @@ def show(
     """
     console = console or Console()
     call, kernel, told = predict(problem, arch)
-    visits = min(SHOWN_VISITS, max(call.walks(kernel.rows, kernel.tile_n)))
-    timeline = timeline_of(kernel, visits)
+    longest = max(call.walks(kernel.rows, kernel.tile_n))
+    timeline = timeline_of(kernel, min(SHOWN_VISITS, longest))
     width = max(_LEAST_WIDTH, min(_WIDTH, console.width - _LANE_NAMES))
     console.print(drawing(timeline, width), soft_wrap=True)
+    if longest > timeline.visits:
+        console.print(
+            f"{timeline.visits} KV tiles are drawn; query tiles of this call have up to {longest}",
+            highlight=False,
+        )
+    visit = f"one more KV tile takes {timeline.visit_cycles:.0f} clocks, of which are busy"
+    console.print(visit, highlight=False)
     console.print(unit_table(timeline))
+    console.print("vector pipes: FMA, ALU and exponentials, which mostly wait for each other")
     console.print(statement(told, kernel), soft_wrap=True)
     if output is not None:
         trace = output.with_suffix(".json")
@@ -94,22 +102,22 @@ def statement(told: Prediction, kernel: Kernel) -> str:
 
 def drawing(timeline: Timeline, width: int = _WIDTH) -> Text:
     """Return the timeline's middle as a row of letters a lane."""
-    text = Text(f"{title(timeline, width)}\n")
+    text = Text(f"{title(timeline, width)}\n\n")
     for lane, marks in letter_rows(timeline, width):
         text.append(lane)
         for mark in marks:
             text.append(mark.letter, style=mark.colour)
         text.append("\n")
-    text.append(LEGEND)
+    text.append(f"\n{legend(timeline, width)}\n")
     return text
 
 
 def unit_table(timeline: Timeline) -> Table:
     """Return what one more KV tile takes of each unit."""
     table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column(f"for a KV tile, {timeline.visit_cycles:.0f} clocks")
+    table.add_column("unit of the SM")
     table.add_column("clocks", justify="right")
-    table.add_column("busy", justify="right")
+    table.add_column("share", justify="right")
     for use in timeline.units:
         table.add_row(use.unit, f"{use.cycles:.0f}", f"{100 * use.share:.0f} %")
     return table
@@ -133,9 +141,24 @@ def picture(timeline: Timeline, path: Path) -> None:
     axes.set_xlim(timeline.begin, timeline.end)
     axes.set_xlabel("clocks of an SM, by the cost model (no measurement)")
     axes.set_title(f"{timeline.kernel}, a query tile of {timeline.visits} KV tiles", fontsize=10)
+    _legend(axes, timeline)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def _legend(axes: Any, timeline: Timeline) -> None:
+    from matplotlib.patches import Patch
+
+    handles: list[Any] = []
+    labels: list[str] = []
+    for mark in marks_of(timeline):
+        label = f"{mark.letter}  {MEANINGS[mark.letter]}"
+        if label not in labels:
+            handles.append(Patch(color=mark.colour))
+            labels.append(label)
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.22), "ncol": 2}
+    axes.legend(handles, labels, fontsize=7, frameon=False, **place)
 
 
 def _bar(axes: Any, number: int, span: Span) -> None:

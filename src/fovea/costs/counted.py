@@ -94,6 +94,11 @@ def counts_of(key: str) -> KernelCounts:
     return read_counts(key, record)
 
 
+def counted_keys() -> tuple[str, ...]:
+    """Return the names of the kernels that were counted."""
+    return tuple(_file())
+
+
 @functools.cache
 def _file() -> dict[str, Any]:
     text = resources.files("fovea.costs").joinpath("counted.json").read_text(encoding="utf-8")

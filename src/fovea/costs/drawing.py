@@ -20,10 +20,22 @@ class Mark(NamedTuple):
 
 
 IDLE = Mark(".", "dim")
-LEGEND = (
-    "S, O products; e exponentials, l those behind the wait for O; 1 first tile, m maximum, "
-    "r S read,\nc correction, w way out; k v q copies; . idle"
-)
+# In the order of the legend, which names those that a drawing has.
+MEANINGS = {
+    "q": "a tile of Q comes into shared memory",
+    "k": "a tile of K, or a part of one",
+    "v": "a tile of V, or a part of one",
+    "S": "scores of a KV tile: Q times K",
+    "O": "output of a KV tile: P times V, added up",
+    "r": "scores are read from tensor memory",
+    "m": "maxima of the rows of a KV tile",
+    "e": "softmax of a KV tile, for the most part exponentials",
+    "l": "what machine code leaves of it until the output has been waited for",
+    "1": "softmax of a query tile's first KV tile, with its maxima",
+    "c": "the output is rescaled to new maxima",
+    "w": "a query tile's output is read, divided by its sums and written",
+    ".": "idle, or waiting",
+}
 _MARKS = {
     "exponentials": Mark("e", "#ccbb44"),
     "softmax": Mark("e", "#ccbb44"),
@@ -53,12 +65,26 @@ def mark_of(name: str) -> Mark:
 
 
 def title(timeline: Timeline, width: int) -> str:
-    """Return the line above the rows."""
+    """Return the lines above the rows."""
     step = (timeline.end - timeline.begin) / width
+    tiles = "KV tile" if timeline.visits == 1 else "KV tiles"
     return (
-        f"{timeline.kernel}: a query tile of {timeline.visits} KV tiles among its like; "
-        f"a column is {step:.0f} clocks"
+        f"{timeline.kernel}\none SM's work on a query tile of {timeline.visits} {tiles}, between "
+        f"the ends of those before and after it\n"
+        f"time runs to the right, {step:.0f} clocks a column; a letter is what took most of them"
     )
+
+
+def legend(timeline: Timeline, width: int) -> str:
+    """Return what the letters of a drawing mean, one a line."""
+    shown = {mark.letter for _, marks in letter_rows(timeline, width) for mark in marks}
+    return "\n".join(f"{letter}  {text}" for letter, text in MEANINGS.items() if letter in shown)
+
+
+def marks_of(timeline: Timeline) -> tuple[Mark, ...]:
+    """Return how the pieces of work of a timeline are shown, in the order of the legend."""
+    marks = {mark_of(span.name) for span in timeline.spans}
+    return tuple(sorted(marks, key=lambda mark: list(MEANINGS).index(mark.letter)))
 
 
 def letter_rows(timeline: Timeline, width: int) -> Iterator[tuple[str, list[Mark]]]:
@@ -86,4 +112,4 @@ def plain_text(timeline: Timeline, width: int) -> str:
         f"{lane}{''.join(mark.letter for mark in marks)}"
         for lane, marks in letter_rows(timeline, width)
     )
-    return "\n".join([title(timeline, width), "", *rows, "", LEGEND])
+    return "\n".join([title(timeline, width), "", *rows, "", legend(timeline, width)])

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fovea.costs import sm90, sm100
 from fovea.costs.calibration import Calibration
 from fovea.costs.counted import KernelCounts, counts_key, counts_of
+from fovea.costs.coverage import counted_head_dims, coverage
 from fovea.costs.engine import Simulation
 from fovea.costs.launch import Call, TileTimes, launch_cycles
 from fovea.costs.machine import Machine
@@ -77,12 +78,13 @@ def kernel_of(plan: Sm90Plan | Sm100Plan, machine: Machine, calibration: Calibra
         UnsupportedError: the kernel was not counted.
     """
     causal = plan.features.limit_right
-    if plan.features != ForwardFeatures(limit_right=causal):
+    lack = _lack_of(plan)
+    if lack is not None:
         raise UnsupportedError(
-            "the cost model knows plain dense and causal calls alone; leave out window, softcap, "
-            "sink, mods, block_mask and packed sequences"
+            f"the cost model has no figure for {lack} (it has: {coverage(_arch_of(plan))}); change "
+            "the call, or leave out --timeline"
         )
-    key = counts_key(plan.name, causal=causal)
+    key = counts_key(plan.family, causal=causal)
     if isinstance(plan, Sm100Plan):
         return graph_kernel(sm100.graph_of(plan), counts_of(key), machine, calibration)
     counts = counts_of(key)
@@ -98,6 +100,24 @@ def kernel_of(plan: Sm90Plan | Sm100Plan, machine: Machine, calibration: Calibra
         is_persistent=True,
         simulate=lambda visits: sm90.simulate(model, visits),
     )
+
+
+def _lack_of(plan: Sm90Plan | Sm100Plan) -> str | None:
+    """Return what of a plan the model does not know, None for nothing."""
+    if plan.dtype != "bfloat16":
+        return "float16"
+    if plan.features != ForwardFeatures(limit_right=plan.features.limit_right):
+        return "window, softcap, sink, mods, block_mask, max_score, scale <= 0 or packed sequences"
+    if plan.packs_heads:
+        return "64 queries or fewer"
+    dims = (plan.head_dim, plan.head_dim_v)
+    if dims not in counted_head_dims(_arch_of(plan)):
+        return f"kernels of head dims {dims[0]} and {dims[1]}"
+    return None
+
+
+def _arch_of(plan: Sm90Plan | Sm100Plan) -> str:
+    return "sm100" if isinstance(plan, Sm100Plan) else "sm90"
 
 
 def graph_kernel(

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from fovea.errors import GatherError, invalid
-from fovea.mods.evaluate import Surroundings, apply_node, drop_axes
 from fovea.mods.divisors import has_divisors, is_integer_division
+from fovea.mods.evaluate import Surroundings, apply_node, drop_axes
 from fovea.mods.gathers import has_gathers
 from fovea.mods.graph import REDUCTIONS, Graph, Node
 

@@ -6,6 +6,7 @@ Invariant: two calls with equal features (and dtype and head dimensions) run the
 """
 
 from dataclasses import dataclass
+from hashlib import sha256
 
 from fovea.mods.graph import Graph
 
@@ -56,6 +57,16 @@ class ForwardFeatures:
         """The mod graphs in the order their captures and scalars reach the kernel."""
         candidates = (self.score_mod, self.mask_mod, self.block_mask_mod)
         return tuple(graph for graph in candidates if graph is not None)
+
+    @property
+    def tag(self) -> str:
+        """The end of a kernel's name, by which a person tells variants apart; "" of the plain one.
+
+        Six digits of a hash, as a graph has no shorter name. Nothing but names depends on it.
+        """
+        if self == ForwardFeatures():
+            return ""
+        return f"_{sha256(self.key_text().encode()).hexdigest()[:6]}"
 
     def key_text(self) -> str:
         """Return the canonical text of these features, part of the artifact's key."""

@@ -408,8 +408,7 @@ class ForwardPlan:
     @property
     def is_banded(self) -> bool:
         """True where tiles beside a query tile's first may hold hidden positions."""
-        features = self.features
-        return features.limit_left or features.limit_right or features.block_lists
+        return self.features.limit_left or self.features.limit_right or self.features.block_lists
 
     @property
     def is_dynamic(self) -> bool:
@@ -427,13 +426,17 @@ class ForwardPlan:
 
     @property
     def name(self) -> str:
-        """Kernel name, also in profiles."""
+        """Kernel name, also in profiles: no two variants have the same."""
+        return f"{self.family}{self.features.tag}"
+
+    @property
+    def family(self) -> str:
+        """What the name says of shapes and tiles; variants share it."""
         kind = "bf16" if self.dtype == "bfloat16" else "f16"
         return (
             f"fovea_sm100_forward_{kind}_d{self.head_dim}x{self.head_dim_v}"
             f"_m{self.tile_m}n{self.tile_n}e{self.software_columns}"
-            f"{'_pair' if self.cluster > 1 else ''}"
-            f"{'_packed' if self.packs_heads else ''}"
+            f"{'_pair' if self.cluster > 1 else ''}{'_packed' if self.packs_heads else ''}"
             f"{f'_pages{self.page_box}' if self.page_box else ''}"
         )
 
@@ -442,9 +445,8 @@ class ForwardPlan:
         return (
             f"sm100 forward {self.dtype} tile {self.tile_m}x{self.tile_n} head_dim {self.head_dim} "
             f"head_dim_v {self.head_dim_v} stages {self.k_stages} {self.v_stages} "
-            f"shares_ring {self.shares_ring} "
-            f"parts {self.k_parts} {self.v_parts} {self.p_parts} stages_o {self.stages_o} "
-            f"software_columns {self.software_columns} "
+            f"shares_ring {self.shares_ring} parts {self.k_parts} {self.v_parts} {self.p_parts} "
+            f"stages_o {self.stages_o} software_columns {self.software_columns} "
             f"splits_keys {self.splits_keys} splits_columns {self.splits_columns} "
             f"cluster {self.cluster} packs_heads {self.packs_heads} "
             f"page_box {self.page_box} loops_over_chunks {self.loops_over_chunks}\n"

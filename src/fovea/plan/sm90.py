@@ -283,7 +283,12 @@ class ForwardPlan:
 
     @property
     def name(self) -> str:
-        """Kernel name, also in profiles."""
+        """Kernel name, also in profiles: no two variants have the same."""
+        return f"{self.family}{self.features.tag}"
+
+    @property
+    def family(self) -> str:
+        """What the name says of shapes and tiles; variants share it."""
         kind = "bf16" if self.dtype == "bfloat16" else "f16"
         return (
             f"fovea_sm90_forward_{kind}_d{self.head_dim}x{self.head_dim_v * self.v_slices}"

@@ -7,11 +7,12 @@ import pytest
 pytest.importorskip("typer", reason="the extra cli is not installed")
 
 from fovea.cli import emulate
+from fovea.cli.call import EMULATED
 
 
 def test_long_call_is_known_to_be_long_and_the_default_is_not():
-    assert emulate.estimate_seconds(emulate.DEFAULT, 1) < 5
-    large = dataclasses.replace(emulate.DEFAULT, heads_q=16, seqlen_q=8192, seqlen_kv=8192)
+    assert emulate.estimate_seconds(EMULATED, 1) < 5
+    large = dataclasses.replace(EMULATED, heads_q=16, seqlen_q=8192, seqlen_kv=8192)
     assert emulate.estimate_seconds(large, 1) > 3600
     assert emulate.estimate_seconds(large, 2) == 2 * emulate.estimate_seconds(large, 1)
 

@@ -30,8 +30,21 @@ def test_output_writes_a_picture_and_perfetto_json(tmp_path, capsys):
     assert "compute 2" in capsys.readouterr().out
 
 
-def test_arch_without_timeline_is_refused(capsys):
-    assert run_application(["explain", "S1024", "--arch", "sm100"]) == 1
+def test_timeline_says_what_is_drawn_and_what_each_letter_of_it_means(capsys):
+    assert run_application("explain S2048 D128 --arch sm90 --timeline".split()) == 0
+    out = capsys.readouterr().out
+    assert "6 KV tiles are drawn; query tiles of this call have up to 32" in out
+    starts = ("copies  ", "tensor cores  ", "compute ")
+    rows = [line.split()[-1] for line in out.splitlines() if line.startswith(starts)]
+    rows = [row for row in rows if len(row) > 40]  # not those of the table below
+    assert len(rows) == 5
+    for letter in set("".join(rows)):
+        assert f"\n{letter}  " in out
+    assert "r  scores are read from tensor memory" not in out  # Hopper has none
+
+
+def test_output_without_timeline_is_refused(capsys):
+    assert run_application(["explain", "S1024", "--output", "t.png"]) == 1
     assert "add --timeline" in capsys.readouterr().err
 
 
@@ -40,6 +53,31 @@ def test_unknown_arch_names_those_there_are(capsys):
     assert "sm90 | sm100 | sm103" in capsys.readouterr().err
 
 
-def test_call_beyond_the_model_is_refused_with_what_it_knows(capsys):
-    assert run_application("explain S1024 --window 64,0 --arch sm90 --timeline".split()) == 1
-    assert "plain dense and causal calls" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "lack"),
+    [
+        ("S1024 --window 64,0 --arch sm90", "for window, softcap, sink"),
+        ("S1024 fp16 --arch sm100", "for float16"),
+        ("S64 Skv1024 --arch sm100", "for 64 queries or fewer"),
+        ("S1024 D96 --arch sm90", "for kernels of head dims 96 and 96"),
+        ("S1024 D256 --arch sm103", "for kernels of head dims 256 and 256"),
+    ],
+)
+def test_call_beyond_the_model_is_refused_with_what_it_knows(words, lack, capsys):
+    assert run_application(["explain", *words.split(), "--timeline"]) == 1
+    error = capsys.readouterr().err
+    assert f"no figure {lack}" in error
+    assert "(it has: bfloat16, dense or causal and nothing else, more than 64 queries" in error
+
+
+def test_arch_narrows_what_explain_says(capsys):
+    assert run_application("explain S1024 D64 --mask-mod checkerboard(3) --block-mask".split()) == 0
+    whole = capsys.readouterr().out
+    words = "explain S1024 D64 --mask-mod checkerboard(3) --block-mask --arch sm100"
+    assert run_application(words.split()) == 0
+    narrow = capsys.readouterr().out
+    assert "kernels for sm90, sm100, sm103" in whole
+    assert "on sm90" in whole
+    assert "kernels for sm100:" in narrow
+    assert "sm90" not in narrow
+    assert "sm103" not in narrow

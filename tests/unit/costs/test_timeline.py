@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fovea.costs.calibration import frozen
-from fovea.costs.drawing import letter_rows, mark_of, plain_text
+from fovea.costs.drawing import MEANINGS, letter_rows, mark_of, marks_of, plain_text
 from fovea.costs.machine import B200
 from fovea.costs.predict import kernel_of
 from fovea.costs.timeline import perfetto, read_timeline, timeline_of, timeline_record
@@ -49,9 +49,17 @@ def test_a_column_shows_what_took_most_of_it(timeline):
 
 def test_text_has_title_rows_and_legend(timeline):
     lines = plain_text(timeline, 40).splitlines()
-    assert "a query tile of 3 KV tiles" in lines[0]
-    assert len([line for line in lines if line.startswith("softmax")]) == 2
-    assert "idle" in lines[-1]
+    assert "a query tile of 3 KV tiles" in lines[1]
+    rows = [line for line in lines if line.startswith(("softmax ", "tensor cores "))]
+    assert len(rows) == 3
+    assert {line[0] for line in lines[-8:]} >= set("".join(row.split()[-1] for row in rows))
+    assert lines[-1] == ".  idle, or waiting"
+
+
+def test_every_piece_of_work_has_a_meaning(timeline):
+    assert {mark.letter for mark in marks_of(timeline)} <= set(MEANINGS)
+    names = [span.name for span in timeline.spans]
+    assert {mark_of(name) for name in names} == set(marks_of(timeline))
 
 
 def test_perfetto_events_have_a_lane_and_last_as_long_as_the_span(timeline):
