@@ -34,7 +34,7 @@ def options() -> str:
 
     group: Any = typer.main.get_command(application)
     commands = {name: group.commands[name] for name in _CALLS}
-    found: dict[tuple[str, str], list[str]] = {}
+    found: dict[tuple[str, str, str], list[str]] = {}
     for name, command in commands.items():
         for option in command.params:
             if option.param_type_name != "option" or "--help" in option.opts:

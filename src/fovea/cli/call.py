@@ -174,11 +174,16 @@ def parse_words(words: Sequence[str], default: Shape) -> tuple[Shape, torch.dtyp
             raise ValueError(invalid("CALL", repr(word), WORDS, _hint(word)))
         given[match[1]] = int(match[2])
 
-    sizes = {
-        size.field: given.get(word, given.get(size.follows or "", getattr(default, size.field)))
-        for word, size in SIZES.items()
-    }
+    sizes = {size.field: _size_of(word, given, default) for word, size in SIZES.items()}
     return Shape(**sizes), DTYPES[dtypes[0]]
+
+
+def _size_of(word: str, given: dict[str, int], default: Shape) -> int:
+    """Return a word's number, or that of the word that it follows, or the default's."""
+    follows = SIZES[word].follows
+    if word not in given and follows is not None and follows in given:
+        word = follows
+    return given[word] if word in given else getattr(default, SIZES[word].field)
 
 
 def _hint(word: str) -> str:
