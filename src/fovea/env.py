@@ -9,7 +9,7 @@ Invariant: no other module reads the environment, and importing this one reads n
 | FOVEA_BUNDLE | folder of ahead-of-time artifacts to use | none |
 | FOVEA_CACHE_DIR | folder of the compile cache | the user's cache folder |
 | FOVEA_CACHE_LIMIT | size cap of the cache: bytes, or a number with K, M, G, T (binary) | 2G |
-| FOVEA_CHECK | 1: check on a GPU what costs a sync (varlen contents, gathers out of range, x // 0) | 0 |
+| FOVEA_CHECK | 1: check on a GPU what costs a sync (varlen, gathers out of range, x // 0) | 0 |
 | FOVEA_QUIET | 1: no progress lines | 0 |
 | FOVEA_RUNTIME_LIBRARY | libcute_dsl_runtime.so where the wheel is absent | the wheel's |
 """
