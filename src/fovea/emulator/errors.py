@@ -2,7 +2,8 @@
 
     EmulatorError
     |- PtxError                 the text itself is wrong: syntax, undeclared names, operand types
-    |  `- UnsupportedForm       valid PTX (as far as we know) that the emulator does not implement
+    |  |- UnsupportedForm       valid PTX (as far as we know) that the emulator does not implement
+    |  `- OperandTypeError      a register whose declared type the instruction does not take
     |- LaunchError              wrong arguments, geometry or shared memory of a launch
     `- Fault                    raised while a kernel runs; knows line, CTA, warp, lane, address
        |- UninitialisedRead, OutOfBounds, Misaligned, IllegalOperand, Trap
@@ -42,6 +43,41 @@ class UnsupportedForm(PtxError, NotImplementedError):
     def __init__(self, message: str, line: int, opcode: str):
         super().__init__(message, line)
         self.opcode = opcode
+
+
+class OperandTypeError(PtxError):
+    """A register, or a vector of registers, that an instruction does not take by its declared type.
+
+    Attributes:
+        form: the form of the instruction, in the manual's notation.
+        operand: the operand's name in the form.
+        register: the register's name.
+        declared: its declared type, without the dot.
+        allowed: the types, with their dots, that the operand takes.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        line: int,
+        form: str,
+        operand: str,
+        register: str,
+        declared: str,
+        allowed: tuple[str, ...],
+        is_mixed: bool = False,
+    ):
+        message = f"`{text}`: register {register}, operand {operand} of `{form}`, is .{declared}"
+        if is_mixed:
+            message += ", and others of its vector as types that do not agree with it"
+        super().__init__(
+            f"{message} (allowed: {', '.join(allowed)}). Declare it as one of these, convert the "
+            "value with cvt, or move its bits with mov into a register of bits of the same size",
+            line,
+        )
+        self.form, self.operand, self.register = form, operand, register
+        self.declared, self.allowed = declared, allowed
 
 
 class LaunchError(EmulatorError, ValueError):

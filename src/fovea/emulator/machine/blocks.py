@@ -30,6 +30,7 @@ from fovea.emulator.isa.instruction import (
     junk,
     merge,
 )
+from fovea.emulator.isa.operand_types import check_operand_types
 from fovea.emulator.machine.calls import Signature, plan_call
 from fovea.emulator.machine.flow import EXIT, JUMPS, SWITCH_KINDS, Piece, cut
 from fovea.emulator.machine.registers import registers_of, stored_dtypes
@@ -223,7 +224,9 @@ class KernelProgram:
                 decoded.append(None)
                 continue
             found = find(item.opcode, len(item.operands), item.line, self.decoding.target)
-            decoded.append(Instruction(item, self.decoding, found, position))
+            instruction = Instruction(item, self.decoding, found, position)
+            check_operand_types(instruction)
+            decoded.append(instruction)
         return decoded
 
     def action(self, instruction: Instruction) -> Any:
