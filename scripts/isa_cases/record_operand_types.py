@@ -65,8 +65,7 @@ def main(ptxas: str) -> None:
     text = FILE.read_text()
     version = subprocess.run([ptxas, "--version"], capture_output=True, text=True).stdout
     release = version.split(" V")[-1].split()[0]
-    head = [*text.split("
-## ")[0].splitlines()[:-1], f"# ptxas {release}"]
+    head = [*text.split("\n## ")[0].splitlines()[:-1], f"# ptxas {release}"]
     for ptx_version, target, statements in _sections(text):
         tried = [(s, t) for s in statements for t in TYPES]
         refused = _refused(ptxas, ptx_version, target, [filled(*item) for item in tried])
