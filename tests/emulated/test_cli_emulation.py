@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import torch
 
 from fovea.arch import SM90
@@ -56,3 +57,16 @@ def test_keys_in_parts_are_counted_with_their_merge(tmp_path):
     # Each of 8 KV tiles takes 4 + 8 products of 16 columns: head_dim 64, then 128 keys.
     assert done.count("instructions.mma") == 8 * (4 + 8) * 4
     assert done.count("mufu.ex2") > 8 * 128 * 64 // 32
+
+
+def test_call_without_queries_is_exact_and_has_no_trace(tmp_path):
+    shape = Shape(
+        batch=1, heads_q=1, heads_kv=1, seqlen_q=0, seqlen_kv=64, head_dim=64, head_dim_v=64
+    )
+    call = Call(shape=shape, dtype=torch.bfloat16, keywords={})
+    problem = make_dense(*call.make_inputs(CPU), Request())
+    done = emulate(problem, SM90, seed=0)
+    assert done.accuracy.error == 0
+    assert done.steps == 0
+    with pytest.raises(ValueError, match=r"--trace=.*launches no kernel"):
+        emulate(problem, SM90, seed=0, trace=tmp_path / "trace.json")

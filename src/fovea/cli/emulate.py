@@ -59,7 +59,7 @@ def _warn_of_length(call: str, seconds: float) -> None:
 
 def _check_trace(trace: Path | None) -> None:
     """Raise where the trace could not be written in the end."""
-    if trace is not None and not trace.absolute().parent.is_dir():
+    if trace is not None and (trace.is_dir() or not trace.absolute().parent.is_dir()):
         remedy = "make it first, or name a file elsewhere"
         raise ValueError(invalid("--trace", trace, "a file in a folder that exists", remedy))
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from fovea.arch import Arch
 from fovea.cli.accuracy import Accuracy, judge
 from fovea.emulator import Options
+from fovea.errors import invalid
 from fovea.problem import AttentionProblem
 from fovea.runtime import emulated
 
@@ -47,6 +48,7 @@ def emulate(
 
     Raises:
         EmulatorError: the kernel did what hardware does not allow; the text says where.
+        ValueError: a trace of a call that launches nothing.
         LauncherError: llvmlite is missing.
     """
     start = time.perf_counter()
@@ -58,6 +60,9 @@ def emulate(
     for launch in launches:
         counters.update(launch.counters)
     if trace is not None:
+        if not launches:
+            allowed = "none for a call without queries, keys or heads, which launches no kernel"
+            raise ValueError(invalid("--trace", trace, allowed, "give every size 1 or more"))
         launches[0].write_trace(trace)
     return Emulation(
         accuracy=judge(forward.out, problem),

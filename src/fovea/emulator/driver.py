@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from fovea.emulator.arguments import check_kind
 from fovea.emulator.host_arguments import (
     DeviceArray,
     FfiValue,
@@ -78,6 +79,14 @@ def load_launcher(
         LauncherError: when the object cannot be loaded.
         PtxError: when the PTX is wrong.
     """
+    check_kind(
+        "object_bytes", object_bytes, (bytes, bytearray, memoryview), "the bytes of an object file",
+        'pass Path("kernel.o").read_bytes()',
+    )  # fmt: skip
+    if header is not None:
+        check_kind("header", header, str, "the text of the exported header, or None",
+                   'pass Path("kernel.h").read_text()')  # fmt: skip
+    _check_options(options)
     module = load_ptx(ptx)
 
     def run(launch: Launch) -> Result:
@@ -100,6 +109,12 @@ def load_launcher(
         capability=_capability(module.target),
         options=options,
     )
+
+
+def _check_options(options: object) -> None:
+    if options is not None:
+        remedy = "write options=emulator.Options(seed=1)"
+        check_kind("options", options, Options, "an emulator.Options or None", remedy)
 
 
 def _capability(target: str) -> tuple[int, int]:
@@ -224,6 +239,10 @@ class Launcher:
             LauncherError: when the launcher rejects its arguments or reports a failure.
             Exception: whatever running a kernel raised.
         """
+        _check_options(options)
+        for position, array in enumerate(memory):
+            check_kind(f"memory[{position}]", array, DeviceArray, "a DeviceArray",
+                       "pass host_arguments.device_array(array)")  # fmt: skip
         packed = PackedArguments()
         if self._signature is None:
             arguments: Any = packed.ffi_values(values)

@@ -13,14 +13,17 @@ Source: dlpack.h (DLTensor, DLDataType); tvm/ffi/c_api.h (TVMFFIAny, type indice
 
 import ctypes
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fovea.emulator.arguments import shown
 from fovea.emulator.host_object import LauncherError
+from fovea.errors import invalid
 
 _DEVICE_CPU = 1
 _DEVICE_CUDA = 2
@@ -230,6 +233,17 @@ def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(strides)
 
 
+@contextmanager
+def _naming(argument: str, value: object) -> Iterator[None]:
+    """Let a complaint about a value begin with the argument it stands for."""
+    try:
+        yield
+    except (TypeError, ValueError, OverflowError, ctypes.ArgumentError) as error:
+        allowed = "an array, a CPU tensor, a number, None, or a tuple of these"
+        text = invalid(f"launcher {argument}", shown(value), allowed, f"see: {error}")
+        raise (TypeError if isinstance(error, TypeError) else ValueError)(text) from error
+
+
 class PackedArguments:
     """Arguments of one call in the launcher's layout, and the arrays behind them."""
 
@@ -237,11 +251,14 @@ class PackedArguments:
         self.arrays: list[DeviceArray] = []
         self._keep: list[object] = []
 
-    def ffi_values(self, values: Sequence[object]) -> "ctypes.Array[FfiValue]":
+    def ffi_values(
+        self, values: Sequence[object], prefix: str = "argument"
+    ) -> "ctypes.Array[FfiValue]":
         """Return the values as consecutive TVM-FFI values."""
         packed = (FfiValue * len(values))()
-        for slot, value in zip(packed, values, strict=True):
-            self._fill(slot, value)
+        for position, (slot, value) in enumerate(zip(packed, values, strict=True)):
+            with _naming(f"{prefix} {position}", value):
+                self._fill(slot, value)
         self._keep.append(packed)
         return packed
 
@@ -251,7 +268,10 @@ class PackedArguments:
         elif isinstance(value, bool | np.bool_):
             slot.type_index, slot.value.integer = _BOOL, int(cast(bool, value))
         elif isinstance(value, int | np.integer):
-            slot.type_index, slot.value.integer = _INT, int(cast(int, value))
+            number = int(cast(int, value))
+            if not -(1 << 63) <= number < 1 << 63:
+                raise ValueError(f"{number} does not fit 64 bits")
+            slot.type_index, slot.value.integer = _INT, number
         elif isinstance(value, float | np.floating):
             slot.type_index, slot.value.floating = _FLOAT, float(cast(float, value))
         elif isinstance(value, Stream):
@@ -262,7 +282,7 @@ class PackedArguments:
         elif isinstance(value, list | tuple):
             items: list[object] = list(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
             cell = _ArrayCell(reference_count=1 | 1 << 32, type_index=_ARRAY)
-            cell.data = ctypes.addressof(self.ffi_values(items))
+            cell.data = ctypes.addressof(self.ffi_values(items, "element"))
             cell.size = cell.capacity = len(items)
             self._keep.append(cell)
             slot.type_index, slot.value.pointer = _ARRAY, ctypes.addressof(cell)
@@ -297,7 +317,8 @@ class PackedArguments:
             )
         addresses: list[int] = []
         for parameter, value in zip(signature.parameters, values, strict=True):
-            packed = self._c_value(parameter, value)
+            with _naming(f"argument {parameter.name!r}", value):
+                packed = self._c_value(parameter, value)
             self._keep.append(packed)
             addresses.append(ctypes.addressof(packed))
         return addresses

@@ -55,6 +55,10 @@ class Options:
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise TypeError(f"{name}={value!r} must be True or False")
+        for name in ("async_delay", "tensor_load_wait"):
+            value = getattr(self, name)
+            if not isinstance(value, str):
+                raise TypeError(f"{name}={value!r} must be a str, got {type(value).__name__}")
         if self.async_delay not in ("random", "eager", "late"):
             raise ValueError(
                 f"async_delay={self.async_delay!r} is not one of 'random', 'eager', 'late'"

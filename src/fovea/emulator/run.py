@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from fovea.emulator.arguments import check_kind, wrong
 from fovea.emulator.errors import LaunchError
 from fovea.emulator.host_arguments import device_array
 from fovea.emulator.isa.instruction import Array
@@ -70,7 +71,12 @@ class Result:
         """Write the launch as Perfetto JSON (needs `Options(trace=True)`)."""
         if self.trace is None:
             raise ValueError("the launch collected no trace; pass Options(trace=True)")
-        self.trace.write(Path(path))
+        check_kind("path", path, (str, Path), "a str or a Path", "name the file to write")
+        file = Path(path)
+        if file.is_dir() or not file.absolute().parent.is_dir():
+            remedy = "make the folder first, or name a file elsewhere"
+            raise wrong("path", str(path), "a file in a folder that exists", remedy)
+        self.trace.write(file)
 
 
 class Module:
@@ -95,8 +101,17 @@ class Module:
         return tuple(p.size for p in self._layout.kernel(kernel).parameters)
 
     def global_variable(self, name: str) -> Array:
-        """Return the bytes of a `.global` variable; writing them changes the variable."""
-        return self._layout.global_arrays[name]
+        """Return the bytes of a `.global` variable; writing them changes the variable.
+
+        Raises:
+            LaunchError: the module has no such variable.
+        """
+        found = self._layout.global_arrays
+        check_kind("name", name, str, "the name of a .global variable", "see the PTX")
+        if name not in found:
+            allowed = ", ".join(found) or "none: the module has no .global variable"
+            raise wrong("name", name, allowed, "name a .global variable of the module")
+        return found[name]
 
     def launch(
         self,
@@ -137,7 +152,11 @@ class Module:
             cluster_shape = _three("cluster", found.required_cluster)
         check_geometry(grid_shape, block_shape, cluster_shape)
         _check_kernel_geometry(found, block_shape, cluster_shape)
-        memory = memory or GlobalMemory()
+        memory = GlobalMemory() if memory is None else memory
+        check_kind(
+            "memory", memory, GlobalMemory, "an emulator.GlobalMemory or None",
+            "memory = emulator.GlobalMemory(); memory.register(array, name)",
+        )  # fmt: skip
         parameters = _pack(found, args, memory)
         total = self._total_shared(found, shared_bytes)
         for name, array in self._layout.global_arrays.items():
@@ -185,8 +204,9 @@ class Module:
         )
 
     def _total_shared(self, kernel: Kernel, dynamic: int) -> int:
-        if not isinstance(dynamic, int) or dynamic < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise LaunchError(f"shared_bytes={dynamic!r} must be a non-negative int")
+        if not isinstance(dynamic, int) or isinstance(dynamic, bool) or dynamic < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+            remedy = "leave it out if the kernel has no extern .shared array"
+            raise wrong("shared_bytes", dynamic, "an int of 0 or more", remedy)
         total = kernel.static_bytes + dynamic
         limit = SHARED_LIMIT.get(self.target.rstrip("af"), SHARED_LIMIT_DEFAULT) * 1024
         if total > limit:
@@ -199,11 +219,8 @@ class Module:
 
 def _checked(options: Options | None) -> Options:
     options = Options() if options is None else options
-    if not isinstance(options, Options):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise LaunchError(
-            f"options={options!r} must be an emulator.Options, got {type(options).__name__}; "
-            "write options=emulator.Options(seed=1)"
-        )
+    remedy = "write options=emulator.Options(seed=1)"
+    check_kind("options", options, Options, "an emulator.Options or None", remedy)
     return options
 
 
@@ -228,7 +245,8 @@ def _three(name: str, dim: Any) -> tuple[int, int, int]:
     except TypeError:
         values = []
     if not 1 <= len(values) <= 3:
-        raise LaunchError(f"{name}={dim!r} must be an int or up to three ints")
+        remedy = f"write {name}=4 or {name}=(4, 1, 1)"
+        raise wrong(name, dim, "an int or a list of one to three ints", remedy)
     padded = (*values, 1, 1)
     return padded[0], padded[1], padded[2]
 
@@ -248,6 +266,12 @@ def _check_kernel_geometry(
 
 
 def _pack(kernel: Kernel, args: Sequence[Any], memory: GlobalMemory) -> Array:
+    if not isinstance(args, Sequence) or isinstance(args, str | bytes | bytearray):  # pyright: ignore[reportUnnecessaryIsInstance]
+        wanted = ", ".join(f".{p.type} {p.name}" for p in kernel.parameters)
+        raise wrong(
+            "args", args, f"a list or tuple of {len(kernel.parameters)} values: {wanted or 'none'}",
+            "write args=[value, ...], also for one value",
+        )  # fmt: skip
     if len(args) != len(kernel.parameters):
         raise LaunchError(
             f"kernel {kernel.name} has {len(kernel.parameters)} parameters, args has {len(args)}"
@@ -272,10 +296,7 @@ def _argument_bytes(position: int, parameter: Parameter, value: Any, memory: Glo
     if hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray | np.generic):
         value = _tensor_address(label, value, memory)
     if isinstance(value, np.ndarray) and cast(Array, value).ndim:
-        array = cast(Array, value)
-        if not array.flags.c_contiguous:
-            raise LaunchError(f"{label} must be a C-contiguous array")
-        value = memory.register(array, label)
+        value = memory.register(cast(Array, value), label)
     if parameter.is_array and parameter.size != 8:
         raise LaunchError(
             f"{label} is a parameter of {parameter.size} bytes: pass bytes of that size"

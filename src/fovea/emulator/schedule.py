@@ -5,8 +5,10 @@ Not here: what instructions do. Invariant: with equal seeds two runs make equal 
 ends with all warps exited and all asynchronous work done, or with a Fault.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+import numpy as np
 
 from fovea.emulator.async_engine import Operation
 from fovea.emulator.errors import (
@@ -20,7 +22,7 @@ from fovea.emulator.errors import (
     UninitialisedRead,
     Where,
 )
-from fovea.emulator.isa.instruction import ALL_LANES, Instruction
+from fovea.emulator.isa.instruction import ALL_LANES, Instruction, Slot
 from fovea.emulator.machine.grid import Cluster, Machine
 from fovea.emulator.machine.registers import registers_of
 from fovea.emulator.machine.warp import (
@@ -182,6 +184,7 @@ class Scheduler:
                     break
                 split.pc = following
                 if warp.wait is not None:
+                    warp.wait.instruction = segment.instructions[-1]
                     self._suspend(warp, split)
                     break
                 if split.record is not None and warp.meet(split):
@@ -320,7 +323,8 @@ class Scheduler:
         """End waits or start another cluster if that can help, else report a deadlock."""
         if self._expire() or self._start_cluster():
             return
-        waiting = tuple(_describe_waits(self._blocked + self._active))
+        slots = self._machine.program.decoding.slots
+        waiting = tuple(_describe_waits(self._blocked + self._active, slots))
         first = (self._blocked + self._active)[0]
         raise DeadlockError(
             "deadlock: no warp can go on", _place_of(first, self._segments), waiting
@@ -345,16 +349,28 @@ def _place_of(warp: Warp, segments: list[Any]) -> Where:
     return warp.where(instructions[-1] if instructions else None)
 
 
-def _describe_waits(warps: Iterable[Warp]) -> Iterable[str]:
+def _describe_waits(warps: Iterable[Warp], slots: Mapping[str, Slot]) -> Iterable[str]:
     for warp in sorted(warps, key=lambda w: (w.cta.cluster.number, w.cta.rank, w.index)):
         for split in warp.splits:
-            who = f"CTA {warp.cta.index} warp {warp.index} ({split.lanes} lanes)"
+            who = f"CTA {warp.cta.index} warp {warp.index} ({_threads_of(warp, split, slots)})"
             if split.wait is not None:
                 yield f"{who} waits for {split.wait.describe()}"
             elif warp.polled:
                 yield f"{who} polls: {warp.state.get('poll', 'a condition that stays false')}"
             else:
                 yield f"{who} is ready"
+
+
+def _threads_of(warp: Warp, split: Split, slots: Mapping[str, Slot]) -> str:
+    """Return how many threads of a warp wait, and how many its guard leaves out of it."""
+    guard = split.wait.instruction.guard if split.wait is not None else None
+    if guard is None:
+        return f"{split.lanes} threads"
+    taken = warp.registers[slots[guard.register.uid].index] != guard.is_negated
+    count = int(np.count_nonzero(taken & split.mask))
+    held = split.lanes - count
+    text = f"{count} threads"
+    return f"{text}; the guard leaves out {held}, which go on with them" if held else text
 
 
 def _check_left_over(warp: Warp) -> None:

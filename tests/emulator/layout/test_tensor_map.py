@@ -135,11 +135,11 @@ def test_replacing_a_field_by_a_wrong_value_is_refused(name, value, ordinal, mes
     ("changes", "message"),
     [
         ({"box": (128, 64)}, "more than the swizzle"),
-        ({"box": (257, 64)}, r"not in 1\.\.256"),
+        ({"box": (257, 64)}, r"box=\(257, 64\).*1 to 256"),
         ({"box": (12, 64)}, "multiple of 16"),
         ({"strides": (136,)}, "multiple of 16"),
         ({"address": ADDRESS + 8}, "multiple of 16"),
-        ({"element_strides": (1, 9)}, r"not 1\.\.8"),
+        ({"element_strides": (1, 9)}, r"element_strides=\(1, 9\).*1 to 8"),
     ],
 )
 def test_map_that_the_engine_refuses_is_an_error(changes, message):

@@ -102,7 +102,7 @@ def test_deadlock_names_barrier_and_missing_warps() -> None:
     SKIP:"""
     with pytest.raises(emulator.DeadlockError) as info:
         run(body, block=64)
-    assert "barrier 1: 32 of 64 threads arrived (warps 1)" in info.value.waiting[0]
+    assert "barrier 1: 32 of 64 threads arrived, of warp 1" in info.value.waiting[0]
 
 
 def test_mbarrier_deadlock_names_phase_and_counts() -> None:

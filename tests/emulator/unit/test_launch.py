@@ -88,13 +88,13 @@ def test_wrong_register_width_is_refused() -> None:
         ({"block": 2048}, "block="),
         ({"cluster": 3}, "not a multiple of cluster"),
         ({"shared_bytes": 1 << 20}, "exceed the 232448 bytes"),
-        ({"shared_bytes": -1}, "non-negative"),
+        ({"shared_bytes": -1}, "an int of 0 or more"),
         ({"args": ["x", 1, 1.0]}, "has type str"),
         ({"args": [b"123", 1, 1.0]}, "has 3 bytes, the parameter has 8"),
         ({"args": [1 << 70, 1, 1.0]}, "does not fit"),
         ({"args": [2.5, 1, 1.0]}, r"2\.5 is a float, the parameter is \.u64: pass int"),
         ({"args": [np.float64(2.5), 1, 1.0]}, "is a float"),
-        ({"options": {}}, r"options=\{\} must be an emulator.Options"),
+        ({"options": {}}, r"options=\{\} is not valid .*an emulator\.Options"),
     ],
 )
 def test_bad_launch_is_refused(change: dict, message: str) -> None:

@@ -21,3 +21,9 @@ def test_trace_in_a_folder_that_is_missing_is_refused_before_anything_runs(tmp_p
     monkeypatch.setattr(emulate, "compile_forward", lambda *_: pytest.fail("it has begun"))
     with pytest.raises(ValueError, match=r"--trace=.*none/t\.json.*a file in a folder that exists"):
         emulate.run(trace=tmp_path / "none" / "t.json")
+
+
+def test_trace_that_is_a_folder_is_refused_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(emulate, "compile_forward", lambda *_: pytest.fail("it has begun"))
+    with pytest.raises(ValueError, match=r"--trace=.*a file in a folder that exists"):
+        emulate.run(trace=tmp_path)

@@ -25,6 +25,8 @@ Source: see above; numbering of types: PTX ISA, tensormap.replace.
 import struct
 from dataclasses import dataclass, replace
 
+from fovea.emulator.arguments import check_kind, integers, wrong
+
 MAP_BYTES = 128
 # Low nibble of word 2: 2 in maps packed by launchers, 0 in maps that kernels build from zeroed
 # memory with tensormap.replace.
@@ -202,6 +204,7 @@ def decode_tensor_map(data: bytes) -> TensorMap:
 
 def encode_tensor_map(tensor: TensorMap) -> bytes:
     """Return the 128 bytes of a tensor map, as a launcher packs them."""
+    check_kind("tensor", tensor, TensorMap, "a TensorMap", "make one with make_tensor_map")
     rank = tensor.rank
     span = max(n * s for n, s in zip(tensor.sizes, tensor.strides, strict=True))
     number = tensor.element.number
@@ -265,20 +268,58 @@ def make_tensor_map(
         swizzle: 0, 32, 64 or 128.
         element_strides: traversal stride per dimension; 1 if not given.
         fills_nan: whether elements out of bounds read as NaN instead of zero.
+
+    Raises:
+        LaunchError: an argument of the wrong kind, or of a wrong number of dimensions.
+        ValueError: a map that no driver makes.
     """
     kinds = {kind.name: kind for kind in ELEMENT_TYPES}
-    if element not in kinds:
-        raise ValueError(f"element={element!r} is unknown (known: {', '.join(kinds)})")
+    if not isinstance(element, str) or element not in kinds:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise wrong("element", element, ", ".join(kinds), "name the type of the elements")
+    check_kind("address", address, int, "an int", "address = memory.register(array, name)")
+    check_kind("swizzle", swizzle, int, "0, 32, 64 or 128", "give the bytes as an int")
+    check_kind("fills_nan", fills_nan, bool, "True or False", "leave it out for zeros")
+    if not 0 <= address < 1 << 64 or address % 16:
+        remedy = "align the tensor to 16 bytes: memory.register returns the address it has"
+        raise wrong("address", address, "a multiple of 16 below 2^64", remedy)
+    if swizzle not in _SWIZZLE_WIDTHS:
+        remedy = "choose the width the kernel's layout of shared memory has"
+        raise wrong("swizzle", swizzle, "0, 32, 64, 128", remedy)
+    shapes = _shapes(sizes, strides, box, element_strides)
     return TensorMap(
         address=address,
         element=kinds[element],
-        sizes=sizes,
-        strides=(kinds[element].size_bytes, *strides),
-        box=box,
-        element_strides=element_strides or (1,) * len(sizes),
+        sizes=shapes[0],
+        strides=(kinds[element].size_bytes, *shapes[1]),
+        box=shapes[2],
+        element_strides=shapes[3],
         swizzle=swizzle,
         fills_nan=fills_nan,
     )
+
+
+def _shapes(
+    sizes: object, strides: object, box: object, element_strides: object
+) -> list[tuple[int, ...]]:
+    """Return the shapes of a map as tuples, each of its number of dimensions and in its range."""
+    remedy = "count from the contiguous dimension; strides are in bytes, without that dimension's"
+    extents = integers("sizes", sizes, "1 to 5 ints", remedy)
+    rank = len(extents)
+    if element_strides is None:
+        element_strides = (1,) * rank
+    found: list[tuple[int, ...]] = []
+    for name, value, count, low, high in (
+        ("sizes", sizes, min(max(rank, 1), 5), 1, 1 << 32),
+        ("strides", strides, rank - 1, 0, (1 << 40) - 1),
+        ("box", box, rank, 1, 256),
+        ("element_strides", element_strides, rank, 1, 8),
+    ):
+        allowed = f"{count} ints of {low} to {high} (sizes has {rank})"
+        numbers = integers(name, value, allowed, remedy)
+        if len(numbers) != count or any(not low <= number <= high for number in numbers):
+            raise wrong(name, value, allowed, remedy)
+        found.append(numbers)
+    return found
 
 
 def replace_field(data: bytes, name: str, value: int, ordinal: int = 0) -> bytes:

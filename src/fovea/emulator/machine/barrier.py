@@ -226,8 +226,9 @@ class NamedBarrier:
     def describe(self) -> str:
         """Return how many threads have arrived, and from which warps."""
         return (
-            f"barrier {self.number}: {self.arrived} of {self.expected} threads arrived "
-            f"(warps {', '.join(map(str, self.warps))})"
+            f"barrier {self.number}: {self.arrived} of {self.expected} threads arrived, of "
+            f"{'warp' if len(self.warps) == 1 else 'warps'} "
+            f"{', '.join(map(str, sorted(self.warps)))}"
         )
 
 

@@ -18,6 +18,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from fovea.emulator.arguments import check_kind, wrong
 from fovea.emulator.errors import Fault, Misaligned, OutOfBounds, UninitialisedRead
 from fovea.emulator.global_races import GlobalShadow
 from fovea.emulator.races import Access, Shadow
@@ -354,12 +355,31 @@ class GlobalMemory:
         self.keep: list[Any] = []
 
     def register(self, array: Array, name: str) -> int:
-        """Make the bytes of a contiguous numpy array addressable; return its address."""
+        """Make the bytes of a contiguous numpy array addressable; return its address.
+
+        Raises:
+            LaunchError: it is no array, is not contiguous, or holds Python objects.
+        """
+        allowed = "a C-contiguous numpy array of numbers"
+        remedy = "pass numpy.ascontiguousarray(array), or tensor.numpy() of a CPU tensor"
+        check_kind(name, array, np.ndarray, allowed, remedy)
+        if not array.flags.c_contiguous or array.dtype.hasobject:
+            raise wrong(name, array, allowed, remedy)
         flat = array.reshape(-1).view(np.uint8)
         return self.register_bytes(flat, flat.ctypes.data, name)
 
     def register_bytes(self, flat: Array, address: int, name: str) -> int:
-        """Make bytes addressable at `address`; the same range twice is one allocation."""
+        """Make bytes addressable at `address`; the same range twice is one allocation.
+
+        Raises:
+            LaunchError: `flat` is no array of bytes, or `address` no 64-bit address.
+        """
+        check_kind("flat", flat, np.ndarray, "a numpy array of uint8", "pass array.view('uint8')")
+        if flat.ndim != 1 or flat.dtype != np.uint8:
+            raise wrong("flat", flat, "one dimension of uint8", "pass array.ravel().view('uint8')")
+        check_kind("address", address, int, "an int", "pass array.ctypes.data")
+        if not 0 <= address < 1 << 64:
+            raise wrong("address", address, "0 to 2^64 - 1", "pass array.ctypes.data")
         position = bisect_right(self._bases, address)
         if position and self._segments[position - 1].base == address:
             if len(self._segments[position - 1].data) >= len(flat):

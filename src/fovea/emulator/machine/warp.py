@@ -149,9 +149,10 @@ class Wait:
         resume: called once when it goes on (joins clocks, writes results).
         name: short name for counters and traces, e.g. "mbarrier 0x400".
         expire: called in place of `resume` when nothing else can go on: the wait has a time limit.
+        instruction: which one waits.
     """
 
-    __slots__ = ("describe", "expire", "name", "ready", "resume", "since")
+    __slots__ = ("describe", "expire", "instruction", "name", "ready", "resume", "since")
 
     def __init__(
         self,
@@ -162,6 +163,7 @@ class Wait:
         expire: Callable[[], None] | None = None,
     ):
         self.name = name
+        self.instruction: Any = None
         self.expire = expire
         self.ready = ready
         self.describe = describe

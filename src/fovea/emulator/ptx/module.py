@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fovea.emulator.arguments import check_kind
 from fovea.emulator.errors import LaunchError, PtxError, UnsupportedForm
 from fovea.emulator.isa.instruction import Array
 from fovea.emulator.machine.blocks import KernelProgram
@@ -153,8 +154,9 @@ class Layout:
             LaunchError: the module has no such kernel.
             PtxError: an instruction is wrong or not implemented.
         """
-        found = self.kernels.get((name, tensor_load_wait))
+        found = self.kernels.get((name, tensor_load_wait)) if isinstance(name, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
         if found is None:
+            check_kind("kernel", name, str, "the name of a kernel", "see Module.kernels")
             function = self.tree.functions.get(name)
             if function is None or not function.is_entry or not function.is_defined:
                 names = [f.name for f in self.tree.functions.values() if f.is_entry]

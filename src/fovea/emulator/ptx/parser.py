@@ -6,11 +6,13 @@ opcodes exist (`isa/`). Invariant: labels, registers and variables in the tree a
 
 import re
 
+from fovea.emulator.arguments import shown
 from fovea.emulator.errors import PtxError
 from fovea.emulator.ptx import syntax
 from fovea.emulator.ptx.operands import OperandParser
 from fovea.emulator.ptx.scope import Scope
 from fovea.emulator.ptx.types import REGISTER_TYPES, is_scalar_type, size_bytes
+from fovea.errors import invalid
 
 _SPACES = ("reg", "shared", "global", "const", "local", "param", "sreg")
 _LINKAGE = (".extern", ".visible", ".weak", ".common")
@@ -29,7 +31,8 @@ def parse(text: str) -> syntax.ModuleSyntax:
         PtxError: with the line of the first thing that is wrong.
     """
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise PtxError(f"PTX must be a str, got {type(text).__name__}")
+        allowed = "the PTX text, as a str"
+        raise PtxError(invalid("text", shown(text), allowed, "pass Path(file).read_text()"))
     parser = _Parser(text)
     try:
         return parser.module()
