@@ -26,6 +26,23 @@ def test_code_of_the_page_runs(blocks, tmp_path, monkeypatch, capsys):
     assert names["result"].steps > 0
 
 
+def test_tile_of_the_page_without_its_loop_is_a_race_in_every_schedule(blocks):
+    (block,) = [block for block in blocks if "tile_ptx" in block]
+    assert block.count("@!%done bra WAIT;") == 1
+    names: dict = {"np": np, "emulator": emulator}
+    exec(block, names)  # silent, and right
+    text = names["tile_ptx"].replace("@!%done bra WAIT;", "")
+    for seed in range(20):
+        # a copy that has not begun by then is read before it is written
+        with pytest.raises(
+            (emulator.RaceError, emulator.UninitialisedRead), match="decides nothing"
+        ):
+            emulator.load_ptx(text).launch(
+                "tile", 1, 128, args=names["args"], memory=names["memory"],
+                options=emulator.Options(seed=seed),
+            )  # fmt: skip
+
+
 def test_instruction_of_the_page_runs(blocks):
     exec(blocks[-1], {"__name__": "fovea.emulator.isa.average"})
     text = """

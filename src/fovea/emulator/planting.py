@@ -27,7 +27,8 @@ class PlantedFault:
     """One variant.
 
     Attributes:
-        kind: "fence", "wait", "commit", "arrive", "expect_tx", "phase", "count" or "barrier".
+        kind: "fence", "wait", "result", "commit", "arrive", "expect_tx", "phase", "count" or
+            "barrier".
         line: of the statement, in the original and in the variant.
         statement: as it was.
         text: the whole variant.
@@ -76,6 +77,16 @@ def _pass_at_once(found: re.Match[str]) -> str:
     return f"setp.eq.u32 {predicate}, 0, 0;"
 
 
+def _ignore_result(found: re.Match[str]) -> str:
+    """Let a wait on an mbarrier happen, and its result be forgotten: nothing comes back to it."""
+    result, *others = _split(found["operands"])
+    guard, opcode = found["guard"] or "", found["opcode"]
+    return (
+        f"{{ .reg .pred planted; {guard}{opcode} planted, {', '.join(others)}; "
+        f"{guard}setp.eq.u32 {result}, 0, 0; }}"
+    )
+
+
 def _change_last(
     position: int, operation: str, amount: str
 ) -> Callable[[re.Match[str]], str | None]:
@@ -114,6 +125,7 @@ _RULES: tuple[tuple[str, re.Pattern[str], Callable[[re.Match[str]], str | None]]
         ("fence", r"fence\.|wgmma\.fence|tcgen05\.fence", _remove),
         ("wait", r"wgmma\.wait_group|cp\.async(\.bulk)?\.wait_|tcgen05\.wait", _remove),
         ("wait", r"mbarrier\.(try|test)_wait", _pass_at_once),
+        ("result", r"mbarrier\.(try|test)_wait", _ignore_result),
         ("commit", r"wgmma\.commit|cp\.async(\.bulk)?\.commit|tcgen05\.commit", _remove),
         ("arrive", r"mbarrier\.arrive(?!.*expect_tx)", _remove),
         ("expect_tx", r"mbarrier\.arrive.*expect_tx", _without_bytes),

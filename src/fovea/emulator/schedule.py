@@ -417,6 +417,12 @@ def _located(error: EmulatorError, warp: Warp, segment: Any) -> EmulatorError:
     if isinstance(error, Fault) and not error.where.line and instruction is not None:
         where = warp.where(instruction, lane=error.where.lane, address=error.where.address)
         return type(error)(error.message, where)
+    ignored = warp.state.get("ignored wait")
+    if ignored is not None and isinstance(error, RaceError | UninitialisedRead):
+        error.args = (
+            f"{error}; the result of the wait at PTX line {ignored} decides nothing, so that wait "
+            "orders nothing",
+        )
     if isinstance(error, PtxError) and not error.line and instruction is not None:
         return type(error)(str(error), instruction.line)
     return error

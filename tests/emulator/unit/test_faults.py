@@ -105,6 +105,17 @@ def test_deadlock_names_barrier_and_missing_warps() -> None:
     assert "barrier 1: 32 of 64 threads arrived, of warp 1" in info.value.waiting[0]
 
 
+def test_deadlock_counts_the_threads_that_wait_and_those_a_guard_leaves_out() -> None:
+    body = """.reg .pred %p; .reg .b32 %t; mov.u32 %t, %tid.x; setp.lt.u32 %p, %t, 4;
+    @%p barrier.sync 1, 64;"""
+    with pytest.raises(emulator.DeadlockError) as info:
+        run(body, block=64)
+    assert info.value.waiting == (
+        "CTA (0, 0, 0) warp 0 (4 threads; the guard leaves out 28, which go on with them) waits "
+        "for barrier 1: 4 of 64 threads arrived, of warp 0",
+    )
+
+
 def test_mbarrier_deadlock_names_phase_and_counts() -> None:
     body = """.shared .align 8 .b8 b[8]; .reg .pred %p; .reg .b64 %s; .reg .b32 %a;
     mov.u32 %a, b; elect.sync _|%p, -1;

@@ -20,6 +20,8 @@ from fovea.emulator.planting import plant_faults
             "mbarrier.try_wait.parity.shared::cta.b64 P1, [%r1], %r2, 100;",
             {
                 "wait": "setp.eq.u32 P1, 0, 0;",
+                "result": "{ .reg .pred planted; mbarrier.try_wait.parity.shared::cta.b64 planted, "
+                "[%r1], %r2, 100; setp.eq.u32 P1, 0, 0; }",
                 "phase": "{ .reg .b32 planted; xor.b32 planted, %r2, 1; "
                 "mbarrier.try_wait.parity.shared::cta.b64 P1, [%r1], planted, 100; }",
             },

@@ -17,6 +17,7 @@ from fovea.emulator.isa.instruction import ALL_LANES, Action, Array, Decoded, In
 from fovea.emulator.machine.barrier import COUNT_LIMIT, STATE_SHIFT, MBarrier
 from fovea.emulator.machine.memory import RANK_SHIFT, SHARED_WINDOW, WINDOW_SHIFT
 from fovea.emulator.machine.warp import Wait
+from fovea.emulator.ptx import syntax
 from fovea.emulator.ptx.types import LANES
 
 _SHARED = "shared shared::cta"
@@ -219,13 +220,33 @@ def mbarrier_tx(ins: Instruction) -> Decoded:
 # --- wait -----------------------------------------------------------------------------------------
 
 
+def _note_ignored(ins: Instruction, w: Any) -> None:
+    w.state["ignored wait"] = ins.line
+    w.machine.warn(
+        f"PTX line {ins.line} `{ins.text}`: its result decides nothing, and it may be false: "
+        "it waits for nothing and orders nothing"
+    )
+
+
 def _acquire(ins: Instruction, w: Any, barrier: MBarrier) -> None:
+    """Let what comes before the completion be known, if the kernel asks whether it has happened.
+
+    A wait may return false (test_wait at once, try_wait after some time), and code that never
+    looks at the result goes on all the same: it knows nothing of the phase, however it went here.
+    """
+    if not _is_asked(ins):
+        return
     if ins["sem"] != "relaxed":
         w.access.clock.join(barrier.released)
     elif w.access.unfenced is None:
         w.access.unfenced = barrier.released.copy()
     else:
         w.access.unfenced.join(barrier.released)
+
+
+def _is_asked(ins: Instruction) -> bool:
+    result = ins.operands["waitComplete"]
+    return isinstance(result, syntax.Register) and result.uid in ins.program.decisive
 
 
 def _single(ins: Instruction, w: Any, mask: Array, values: Array, what: str) -> int:
@@ -270,9 +291,12 @@ def _condition(
 def mbarrier_test_wait(ins: Instruction) -> Decoded:
     """waitComplete = whether a phase is complete, now."""
     condition, write = _condition(ins), ins.write("waitComplete", "pred")
+    is_asked = _is_asked(ins)
 
     def run(w: Any, mask: Array) -> None:
         barrier, is_complete, phase = condition(w, mask)
+        if not is_asked:
+            _note_ignored(ins, w)
         done = is_complete()
         if done:
             _acquire(ins, w, barrier)
@@ -296,9 +320,12 @@ def _note_poll(w: Any, barrier: MBarrier, phase: int) -> None:
 def mbarrier_try_wait(ins: Instruction) -> Decoded:
     """Wait for a phase; sometimes give up early with false, as the manual allows."""
     condition, write = _condition(ins), ins.write("waitComplete", "pred")
+    is_asked = _is_asked(ins)
 
     def run(w: Any, mask: Array) -> Wait | None:
         barrier, is_complete, phase = condition(w, mask)
+        if not is_asked:
+            _note_ignored(ins, w)
         if is_complete():
             _acquire(ins, w, barrier)
             write(w, mask, np.full(LANES, True))

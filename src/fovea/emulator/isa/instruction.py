@@ -119,6 +119,8 @@ class Program:
     # while in flight
     accumulators: set[int] = field(default_factory=set[int])
     moves: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
+    # registers (by uid) whose values reach a guard, a branch, an address or memory
+    decisive: frozenset[str] = frozenset()
     _copies: tuple[int, ...] | None = None
 
     @property

@@ -34,6 +34,7 @@ from fovea.emulator.isa.operand_types import check_operand_types
 from fovea.emulator.machine.calls import Signature, plan_call
 from fovea.emulator.machine.flow import EXIT, JUMPS, SWITCH_KINDS, Piece, cut
 from fovea.emulator.machine.registers import registers_of, stored_dtypes
+from fovea.emulator.machine.uses import decisive_registers
 from fovea.emulator.machine.warp import UNINITIALISED, Wait
 from fovea.emulator.ptx import syntax
 
@@ -148,6 +149,7 @@ class KernelProgram:
         )
         directives = function.directives
         self.launch_registers = _launch_registers(directives)
+        self.decoding.decisive = decisive_registers(function.body)
         self._allocate_slots(function.body)
         instructions = self._decode(function.body)
         # CuTe-DSL leaves some orders of registers to ptxas: see `isa/tcgen05_memory.py` (loads that

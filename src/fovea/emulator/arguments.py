@@ -1,0 +1,50 @@
+"""Errors about the arguments of the public functions.
+
+Lives here: how a wrong value is shown, and the checks of kinds. Not here: what a launch asks of its
+values (`run.py`). Invariant: a text names the argument, the value got, what is allowed and the way
+out.
+"""
+
+import operator
+from collections.abc import Iterable
+from typing import Any, cast
+
+from fovea.emulator.errors import LaunchError
+from fovea.errors import invalid
+
+_LONGEST = 60
+
+
+def shown(value: object) -> str:
+    """Return a value as an error shows it: arrays by dtype and shape, long texts cut."""
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple) and hasattr(value, "dtype"):
+        dtype = value.dtype  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        kind = type(value).__name__
+        return f"<{kind} of {dtype}, shape {tuple(shape)}>"  # pyright: ignore[reportUnknownArgumentType]
+    try:
+        text = repr(value)
+    except Exception:  # a class's own `__repr__` must not hide the error
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def wrong(argument: str, value: object, allowed: str, remedy: str) -> LaunchError:
+    """Return the error about one argument."""
+    return LaunchError(invalid(argument, shown(value), allowed, remedy))
+
+
+def check_kind(
+    argument: str, value: object, kind: type | tuple[type, ...], allowed: str, remedy: str
+) -> None:
+    """Raise LaunchError unless a value is of a kind; bool does not count as int."""
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise wrong(argument, value, f"{allowed}, not {type(value).__name__}", remedy)
+
+
+def integers(argument: str, value: object, allowed: str, remedy: str) -> tuple[int, ...]:
+    """Return an iterable of integers as a tuple of ints, or raise LaunchError."""
+    try:
+        return tuple(operator.index(cast(Any, item)) for item in cast(Iterable[Any], value))
+    except (TypeError, ValueError, RuntimeError):
+        raise wrong(argument, value, allowed, remedy) from None
