@@ -17,11 +17,9 @@ _LONGEST = 60
 
 def shown(value: object) -> str:
     """Return a value as an error shows it: arrays by dtype and shape, long texts cut."""
-    shape = getattr(value, "shape", None)
-    if isinstance(shape, tuple) and hasattr(value, "dtype"):
-        dtype = value.dtype  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-        kind = type(value).__name__
-        return f"<{kind} of {dtype}, shape {tuple(shape)}>"  # pyright: ignore[reportUnknownArgumentType]
+    array: Any = value
+    if isinstance(getattr(value, "shape", None), tuple) and hasattr(value, "dtype"):
+        return f"<{type(value).__name__} of {array.dtype}, shape {tuple(array.shape)}>"
     try:
         text = repr(value)
     except Exception:  # a class's own `__repr__` must not hide the error
@@ -45,6 +43,6 @@ def check_kind(
 def integers(argument: str, value: object, allowed: str, remedy: str) -> tuple[int, ...]:
     """Return an iterable of integers as a tuple of ints, or raise LaunchError."""
     try:
-        return tuple(operator.index(cast(Any, item)) for item in cast(Iterable[Any], value))
+        return tuple(operator.index(item) for item in cast(Iterable[Any], value))
     except (TypeError, ValueError, RuntimeError):
         raise wrong(argument, value, allowed, remedy) from None

@@ -13,7 +13,7 @@ Source: dlpack.h (DLTensor, DLDataType); tvm/ffi/c_api.h (TVMFFIAny, type indice
 
 import ctypes
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -234,7 +234,7 @@ def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 @contextmanager
-def _naming(argument: str, value: object) -> Iterator[None]:
+def _naming(argument: str, value: object) -> Generator[None]:
     """Let a complaint about a value begin with the argument it stands for."""
     try:
         yield

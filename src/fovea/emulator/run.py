@@ -246,7 +246,7 @@ def _three(name: str, dim: Any) -> tuple[int, int, int]:
         values = []
     if not 1 <= len(values) <= 3:
         remedy = f"write {name}=4 or {name}=(4, 1, 1)"
-        raise wrong(name, dim, "an int or a list of one to three ints", remedy)
+        raise wrong(name, cast(object, dim), "an int or a list of one to three ints", remedy)
     padded = (*values, 1, 1)
     return padded[0], padded[1], padded[2]
 

@@ -80,5 +80,5 @@ def test_what_may_be_left_out_changes_no_bit(problem, expected, fault):
 def test_every_kind_of_fault_is_planted():
     kinds = {fault.kind for fault in FAULTS if why_harmless(fault) is None}
     assert kinds == {
-        "arrive", "barrier", "commit", "count", "expect_tx", "fence", "phase", "wait",
+        "arrive", "barrier", "commit", "count", "expect_tx", "fence", "phase", "result", "wait",
     }  # fmt: skip
