@@ -34,6 +34,35 @@ def are_heavy(features: ForwardFeatures) -> bool:
     )
 
 
+def adds_line(features: ForwardFeatures) -> bool:
+    """Return whether a variant's one mod adds to the score what is linear in the key, as in ALiBi.
+
+    Such a sum folds into the exponent (`kernels/device/score.py`), and takes two registers a row
+    beside the scores. Index arithmetic with products is left to the kernels, whose numbers may
+    grow too large for it.
+    """
+    graph = features.score_mod
+    if graph is None or features.softcap or len(features.graphs) > 1 or features.wide_integers:
+        return False
+    sum_ = graph.nodes[graph.output]
+    ops = [graph.nodes[arg].op for arg in sum_.args]
+    has_score = "score" in (ops if sum_.op == "add" else ops[:1]) and ops.count("score") == 1
+    if sum_.op not in ("add", "sub") or not has_score:
+        return False
+    lines: list[bool] = []
+    by_key: list[bool] = []
+    by_score: list[bool] = []
+    for node in graph.nodes:
+        by_key.append(node.op == "kv_idx" or any(by_key[arg] for arg in node.args))
+        by_score.append(node.op == "score" or any(by_score[arg] for arg in node.args))
+        is_sum = node.op in ("kv_idx", "cast", "add", "sub")
+        is_float_product = node.op == "mul" and node.dtype[0] == "f"
+        has_factor = is_float_product and not all(by_key[arg] for arg in node.args)
+        keeps_line = (is_sum or has_factor) and all(lines[arg] for arg in node.args)
+        lines.append(not by_score[-1] and (keeps_line or not by_key[-1]))
+    return all(lines[arg] for arg, op in zip(sum_.args, ops, strict=True) if op != "score")
+
+
 def fill_registers(features: ForwardFeatures) -> bool:
     """Return whether mods need too many registers to be spelled out for many columns at a time.
 

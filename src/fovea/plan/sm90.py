@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from fovea.plan.combine import CombinePlan
 from fovea.plan.features import ForwardFeatures
-from fovea.plan.mod_weight import are_heavy
+from fovea.plan.mod_weight import adds_line, are_heavy
 from fovea.plan.pipeline import BARRIER_BYTES, Edge
 from fovea.plan.roles import Role, check_roles
 from fovea.plan.sequences import SEQUENCE_WORDS
@@ -355,6 +355,8 @@ def _tile_shapes(features: ForwardFeatures, length: Length) -> Mapping[int, Tile
     if features.mask_mod is not None:
         # Three warpgroups leave 160 registers, too few beside a mod that gathers by query and key.
         return {**narrow, 64: TileShape(128, 128, 2, 2)}
+    if adds_line(features) and not (features.varlen or features.explicit_scale):
+        return {**narrow, 128: TileShape(192, 80, 3, 2)}
     if features.has_mods or features.explicit_scale:
         # The lengths of a packed sequence take registers too: 192x128 spills with them.
         return {**narrow, 64: TileShape(192, 96, 3, 2)} if features.varlen else narrow

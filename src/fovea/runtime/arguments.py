@@ -32,6 +32,7 @@ _L2_BYTES = 32 * 1024**2
 # CTAs whose walks are long read only parts of K and V at a time; more heads end more evenly.
 _L2_BYTES_LONG = 2 * _L2_BYTES
 _LONG_KEYS = 8192
+_FEW_TILES = 4  # of queries, of a head
 
 _NUM_LISTS = 8  # tensors of a block mask
 
@@ -363,9 +364,12 @@ def _partial_shapes(
 
 def _section(problem: AttentionProblem, plan: ForwardPlan, num_sms: int) -> int:
     """Return how many query heads run together; measured in docs/notes/hopper_forward.md."""
+    tiles, group_size = num_tiles(problem.seqlen_q, plan.tile_m), problem.group_size
     if not (plan.is_dynamic or plan.packs_heads):
-        tiles = num_tiles(problem.seqlen_q, plan.tile_m)
-        return heads_in_flight(num_tiles=tiles, group_size=problem.group_size, num_ctas=num_sms)
+        return heads_in_flight(num_tiles=tiles, group_size=group_size, num_ctas=num_sms)
+    if plan.needs_counter and tiles <= _FEW_TILES:
+        # Tiles of a head differ little here: it counts more that they run together.
+        return heads_in_flight(num_tiles=tiles, group_size=group_size, num_ctas=2 * num_sms)
     return section_heads(
         seqlen_kv=problem.seqlen_kv,
         head_dim=problem.head_dim,
