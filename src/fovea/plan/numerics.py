@@ -47,9 +47,7 @@ OPTIMISTIC_SUM_LIMIT = 2.0**100
 SOFTWARE_SUM_LIMIT = 2.0**64
 OPTIMISTIC_SUM_LEAST = 2.0**-64
 
-# tanh(x) = x (1 + c1 x^2 + ... + c5 x^10) for |x| <= 1, float32, by the same script: what bfloat16
-# kernels make of a soft cap, without the two special functions that the whole range takes. A row
-# with a score beyond is redone.
+# tanh(x) = x (1 + c1 x^2 + ... + c5 x^10) for |x| <= 1, float32, by the same script.
 TANH_COEFFICIENTS = (
     -0.3333027958869934,
     0.1328849047422409,
@@ -59,6 +57,18 @@ TANH_COEFFICIENTS = (
 )
 TANH_RELATIVE_ERROR = 6.63e-7  # largest on [0, 1], in exact arithmetic
 TANH_LIMIT = 1.0
+
+# tanh(x) = x (1 + c1 y + ... + c4 y^4) for |x| <= CAP_LIMIT, y = (x / CAP_LIMIT)^2, by the same
+# script: what bfloat16 kernels make of a soft cap, without the two special functions that the whole
+# range takes. A row with a score beyond is redone. A limit of 1 would take a coefficient more.
+CAP_COEFFICIENTS = (
+    -0.18747937679290771,
+    0.0419815294444561,
+    -0.008948396891355515,
+    0.00131206342484802,
+)
+CAP_RELATIVE_ERROR = 6.494e-7  # largest there, in exact arithmetic
+CAP_LIMIT = 0.75
 
 # sin(x) = x (1 + c1 x^2 + c2 x^4 + c3 x^6) and cos(x) = 1 + c1 x^2 + ... + c4 x^8 for |x| <= 1,
 # float32, by the same script: sine, cosine and tangent in mods, of angles reduced below pi / 4.

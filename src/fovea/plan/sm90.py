@@ -245,7 +245,8 @@ class ForwardPlan:
     @property
     def caps_by_polynomial(self) -> bool:
         """True where plain steps take a soft cap for small scores and leave others to a redo."""
-        return self.features.softcap and self.is_optimistic
+        features = self.features
+        return features.softcap and features.score_mod is None and self.is_optimistic
 
     @property
     def is_banded(self) -> bool:

@@ -7,6 +7,9 @@ import pytest
 import torch
 
 from fovea.plan.numerics import (
+    CAP_COEFFICIENTS,
+    CAP_LIMIT,
+    CAP_RELATIVE_ERROR,
     COSINE_COEFFICIENTS,
     COSINE_RELATIVE_ERROR,
     EXP2_ARGUMENT_ERROR,
@@ -48,6 +51,7 @@ def _derivation():
     [
         ("exp2", EXP2_COEFFICIENTS, EXP2_RELATIVE_ERROR),
         ("tanh", TANH_COEFFICIENTS, TANH_RELATIVE_ERROR),
+        ("cap", CAP_COEFFICIENTS, CAP_RELATIVE_ERROR),
         ("sine", SINE_COEFFICIENTS, SINE_RELATIVE_ERROR),
         ("cosine", COSINE_COEFFICIENTS, COSINE_RELATIVE_ERROR),
     ],
@@ -60,12 +64,19 @@ def test_coefficients_are_what_the_script_derives(name, known, largest):
     assert error == pytest.approx(largest, rel=1e-3)
 
 
-def test_tanh_polynomial_is_good_up_to_its_limit():
-    x = torch.linspace(1e-3, TANH_LIMIT, 10001, dtype=torch.float64)
-    factor = torch.full_like(x, TANH_COEFFICIENTS[-1])
-    for coefficient in (*TANH_COEFFICIENTS[-2::-1], 1.0):
-        factor = factor * x * x + coefficient
-    assert (x * factor / torch.tanh(x) - 1).abs().max() <= 1.01 * TANH_RELATIVE_ERROR
+@pytest.mark.parametrize(
+    ("coefficients", "limit", "unit", "largest"),
+    [
+        (TANH_COEFFICIENTS, TANH_LIMIT, 1.0, TANH_RELATIVE_ERROR),
+        (CAP_COEFFICIENTS, CAP_LIMIT, CAP_LIMIT, CAP_RELATIVE_ERROR),
+    ],
+)
+def test_tanh_polynomials_are_good_up_to_their_limits(coefficients, limit, unit, largest):
+    x = torch.linspace(1e-3, limit, 10001, dtype=torch.float64)
+    factor = torch.full_like(x, coefficients[-1])
+    for coefficient in (*coefficients[-2::-1], 1.0):
+        factor = factor * (x / unit) ** 2 + coefficient
+    assert (x * factor / torch.tanh(x) - 1).abs().max() <= 1.01 * largest
 
 
 def test_two_over_pi_and_the_parts_of_its_inverse_are_those_numbers():

@@ -5,6 +5,8 @@ here: the mods' arithmetic (`mods.py`), limits by position (`masking.py`). Invar
 needs the scaled score itself, the scale stays folded into the exponent and costs nothing.
 """
 
+import itertools
+from collections.abc import Iterator
 from enum import Enum
 from typing import NamedTuple
 
@@ -23,7 +25,7 @@ from fovea.kernels.device.mod_affine import Affine
 from fovea.kernels.device.mods import ModEvaluator, ModTable, Position
 from fovea.kernels.device.packing import Row, packed_row
 from fovea.kernels.device.polynomials import polynomial, tanh_factor
-from fovea.kernels.device.ptx import bit, hide_unless
+from fovea.kernels.device.ptx import bit, bits_of, hide_unless
 from fovea.kernels.device.softmax import (
     ROWS_PER_THREAD,
     column_of_register,
@@ -32,7 +34,7 @@ from fovea.kernels.device.softmax import (
     row_in_warpgroup,
 )
 from fovea.kernels.device.values import select
-from fovea.plan.numerics import LOG2_E, TANH_COEFFICIENTS, TANH_LIMIT
+from fovea.plan.numerics import CAP_COEFFICIENTS, CAP_LIMIT, LOG2_E, TANH_LIMIT
 from fovea.tiling.mask_bits import BLOCK, LANES
 
 # Captured values that may wait in registers for S; more would spill.
@@ -145,6 +147,17 @@ def exponent_scale(plan, scalars: Scalars) -> cutlass.Float32:
     return cutlass.Float32(LOG2_E) if plan.features.modifies_score else scalars.scale_log2
 
 
+class SmallCap(NamedTuple):
+    """What turns q.k into exponents below a soft cap that small scores do not reach.
+
+    The largest square of q.k of each row is kept, by its bits: numbers of one sign are in the order
+    of their bits, and of those the hardware finds the maximum of three at once.
+    """
+
+    reference: cute.Tensor  # log2 units
+    peak: cute.Tensor
+
+
 class TileKind(Enum):
     """What may hide positions of a KV tile: the code that a step is compiled with."""
 
@@ -224,37 +237,46 @@ def apply_score(
     context: ScoreContext,
     mods: TileMods,
     tile: TileKind,
-    peak: cute.Tensor | None = None,
+    small: SmallCap | None = None,
 ) -> None:
-    """Turn q.k registers of one KV tile into masked scores in place.
+    """Turn q.k registers of one KV tile into masked scores in place; with `small`, into exponents.
 
-    With `peak`, which keeps the largest square of q.k of each row, a soft cap is that of small
-    scores.
+    The soft cap is then that of small scores.
     """
     features = plan.features
     is_masked_by_position = tile is TileKind.MASKED and not features.block_lists
     has_limits = tile is TileKind.ANY or is_masked_by_position
-    cap = context.scalars.softcap
-    terms = None if peak is None else small_cap_terms(context.scalars)
     tests = _Tests(plan, context, mods, has_limits=has_limits)
-    # Columns outside: what depends on the column alone lives for two registers, not for all.
-    for column in range(columns_per_thread(acc)):
-        for row in range(ROWS_PER_THREAD):
-            idx = register_idx(row, column)
-            score = acc[idx]
-            position = _position(context, row, column, mods.first_column)
-            if terms is not None:
-                square = score * score
-                peak[row] = cute.arch.fmax(peak[row], square)
-                score = score * polynomial(terms, square)
-            elif features.modifies_score:
-                score = score * context.scalars.scale
-            if features.softcap and terms is None:
-                score = soft_cap(score, cap)
+    terms = None if small is None else small_cap_terms(context.scalars)
+    for row, column in _places(acc, mods):
+        idx = register_idx(row, column)
+        score = acc[idx]
+        position = _position(context, row, column, mods.first_column)
+        if terms is not None:
+            square = score * score
+            small.peak[row] = cutlass.max(small.peak[row], bits_of(square))
+            score = cute.math.fma(score, polynomial(terms, square), -small.reference[row])
+        elif features.modifies_score:
+            score = score * context.scalars.scale
+            if features.softcap:
+                score = soft_cap(score, context.scalars.softcap)
             if mods.score_mod is not None:
                 score = mods.score_mod.score(score, position)
-            visible = tests.visible(position)
-            acc[idx] = score if visible is None else hide_unless(visible, score)
+        visible = tests.visible(position)
+        acc[idx] = score if visible is None else hide_unless(visible, score)
+
+
+def _places(acc: cute.Tensor, mods: TileMods) -> Iterator[tuple[int, int]]:
+    """Yield (row, column) of the registers in the order in which they are worked on.
+
+    What depends on the column alone then lives for two registers, not for all. But bits are taken
+    from a word in turn: then ptxas turns eight of them into predicates by one instruction.
+    """
+    rows, columns = range(ROWS_PER_THREAD), range(columns_per_thread(acc))
+    if mods.bits and mods.score_mod is None:
+        yield from itertools.product(rows, columns)
+    else:
+        yield from ((row, column) for column in columns for row in rows)
 
 
 class _Tests:
@@ -323,21 +345,21 @@ def soft_cap(score: cutlass.Float32, cap: cutlass.Float32) -> cutlass.Float32:
 
 
 def small_cap_terms(scalars: Scalars) -> list[cutlass.Float32]:
-    """Return t0, t1, ... of cap * tanh(score / cap) = x (t0 + t1 x^2 + t2 x^4 + ...), x being q.k.
+    """Return t0, t1, ... of cap * tanh(score / cap) = x (t0 + t1 x^2 + ...), x being q.k.
 
-    With scale and cap in the coefficients an element takes seven multiplications and additions.
-    Good where |score| <= TANH_LIMIT * cap.
+    In log2 units. With scale and cap in the coefficients an exponent takes six multiplications and
+    additions. Good where |score| <= CAP_LIMIT * cap.
     """
-    ratio = scalars.scale * cute.arch.rcp_approx(scalars.softcap)
-    power = scalars.scale
+    ratio = scalars.scale * cute.arch.rcp_approx(scalars.softcap * CAP_LIMIT)
+    power = scalars.scale_log2
     terms = [power]
-    for coefficient in TANH_COEFFICIENTS:
+    for coefficient in CAP_COEFFICIENTS:
         power = power * (ratio * ratio)
         terms.append(power * coefficient)
     return terms
 
 
-def is_beyond_small_cap(peak: cutlass.Float32, scalars: Scalars) -> cutlass.Boolean:
+def is_beyond_small_cap(peak: cutlass.Int32, scalars: Scalars) -> cutlass.Boolean:
     """Return whether the largest square of q.k is of a score that the terms are not good for."""
-    largest = scalars.softcap * TANH_LIMIT
-    return peak * (scalars.scale * scalars.scale) > largest * largest
+    largest = scalars.softcap * CAP_LIMIT * cute.arch.rcp_approx(scalars.scale)
+    return peak > bits_of(largest * largest)

@@ -72,16 +72,26 @@ def exponentiate_row(
 ) -> cutlass.Float32:
     """Replace a row's scores by exp2(score * scale_log2 - reference_log2); return their sum.
 
-    With a slope, slope_log2 * column_of_register is added to the exponent. The sum covers this
-    thread's columns only; lanes are added up once, at the end.
+    With a slope, slope_log2 * column_of_register is added to the exponent.
     """
-    sums = []
     for column in range(columns_per_thread(acc)):
         idx = register_idx(row, column)
         offset = -reference_log2
         if slope_log2 is not None:
             offset = slope_log2 * cutlass.Float32(float(column_of_register(column))) + offset
-        p = cute.math.exp2(acc[idx] * scale_log2 + offset, fastmath=True)
+        acc[idx] = acc[idx] * scale_log2 + offset
+    return powers_of_row(acc, row)
+
+
+def powers_of_row(acc: cute.Tensor, row: int) -> cutlass.Float32:
+    """Replace a row's exponents by powers of two; return their sum.
+
+    The sum covers this thread's columns only; lanes are added up once, at the end.
+    """
+    sums = []
+    for column in range(columns_per_thread(acc)):
+        idx = register_idx(row, column)
+        p = cute.math.exp2(acc[idx], fastmath=True)
         acc[idx] = p
         if len(sums) < 2:
             sums.append(p)

@@ -16,6 +16,7 @@ from fovea.kernels.device.softmax import (
     ROWS_PER_THREAD,
     exponentiate_row,
     finite_reference,
+    powers_of_row,
     row_maximum,
 )
 from fovea.kernels.device.values import select
@@ -28,16 +29,17 @@ class RowState(NamedTuple):
     row_max: cute.Tensor
     row_sum: cute.Tensor
     reference: cute.Tensor  # log2 units
-    peak: cute.Tensor | None  # largest square of q.k whose soft cap was a polynomial
+    peak: cute.Tensor | None  # bits of the largest square of q.k below a small soft cap
 
 
 def make_state(plan) -> RowState:
     """Return registers for the rows of a thread."""
 
-    def numbers() -> cute.Tensor:
-        return cute.make_rmem_tensor(ROWS_PER_THREAD, cutlass.Float32)
+    def numbers(dtype: type[cutlass.Numeric] = cutlass.Float32) -> cute.Tensor:
+        return cute.make_rmem_tensor(ROWS_PER_THREAD, dtype)
 
-    return RowState(numbers(), numbers(), numbers(), numbers() if plan.caps_by_polynomial else None)
+    peak = numbers(cutlass.Int32) if plan.caps_by_polynomial else None
+    return RowState(numbers(), numbers(), numbers(), peak)
 
 
 @cute.jit
@@ -47,7 +49,7 @@ def begin(state: RowState):
     state.row_sum.fill(0.0)
     state.reference.fill(0.0)
     if cutlass.const_expr(state.peak is not None):
-        state.peak.fill(0.0)
+        state.peak.fill(0)
 
 
 @cute.jit
@@ -86,8 +88,13 @@ def plain_softmax(
 ) -> None:
     """Turn S into P in place with the reference that each row already has.
 
-    With `addends`, S holds q.k alone and a row's scores are scale * S plus its addend.
+    With `addends`, S holds q.k alone and a row's scores are scale * S plus its addend; below a
+    small soft cap it holds exponents.
     """
+    if plan.caps_by_polynomial:
+        for row in range(ROWS_PER_THREAD):
+            state.row_sum[row] = state.row_sum[row] + powers_of_row(acc_s, row)
+        return
     scale_log2 = exponent_scale(plan, scalars) if addends is None else scalars.scale_log2
     for row in range(ROWS_PER_THREAD):
         reference, slope = state.reference[row], None

@@ -18,6 +18,7 @@ from fovea.kernels.device.pipeline import release, stage_of, wait_full
 from fovea.kernels.device.ptx import opaque
 from fovea.kernels.device.score import (
     ScoreContext,
+    SmallCap,
     TileKind,
     apply_score,
     prepare_tile,
@@ -135,8 +136,10 @@ def step(
     if cutlass.const_expr(tile is TileKind.PLAIN and not online):
         addends = row_addends(plan, context.score, mods)
     if cutlass.const_expr(addends is None):
-        peak = None if online else context.state.peak
-        apply_score(plan, products.acc_s, context.score, mods, tile, peak)
+        small = None
+        if cutlass.const_expr(plan.caps_by_polynomial and not online):
+            small = SmallCap(context.state.reference, context.state.peak)
+        apply_score(plan, products.acc_s, context.score, mods, tile, small)
     if cutlass.const_expr(online):
         factors = online_softmax(plan, context.products.acc_s, context.state, context.score.scalars)
         warpgroup.wait_group(0)
