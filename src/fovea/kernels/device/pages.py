@@ -20,6 +20,7 @@ from fovea.kernels.device.kv_walk import Walk
 from fovea.kernels.device.pipeline import Ring, expect_bytes, stage_of
 from fovea.kernels.device.sequences import LARGEST, ROWS, WRAP
 from fovea.plan.pipeline import Edge
+from fovea.plan.roles import WARP_SIZE
 
 BOX_COLUMNS = 64
 
@@ -136,9 +137,15 @@ def fill_from_pages(
     stage = stage_of(use, edge)
     with cute.arch.elect_one():
         expect_bytes(operand.ring, use, edge)
-    for nth in cutlass.range(boxes.rows // boxes.box_rows, unroll=1):
-        first_row, end, page = _place(operand, nth_keys * boxes.rows + nth * boxes.box_rows)
-        source = operand.mX[None, None, end, page]
+    num_boxes = boxes.rows // boxes.box_rows
+    first, end, page = _lane_place(boxes, operand, nth_keys, cutlass.Int32(0))
+    for nth in cutlass.range(num_boxes, unroll=1):
+        if cutlass.const_expr(num_boxes > WARP_SIZE):
+            if nth % WARP_SIZE == 0:
+                first, end, page = _lane_place(boxes, operand, nth_keys, nth)
+        lane = nth % WARP_SIZE
+        first_row = _from_lane(first, lane)
+        source = operand.mX[None, None, _from_lane(end, lane), _from_lane(page, lane)]
         for block in cutlass.range_constexpr(boxes.columns // BOX_COLUMNS):
             column = nth_columns * (boxes.columns // BOX_COLUMNS) + block
             if cutlass.const_expr(boxes.is_transposed):
@@ -155,6 +162,22 @@ def fill_from_pages(
                 cute.group_modes(box, 0, 2),
             )
             cute.copy(operand.atom, tXgX, tXsX, tma_bar_ptr=operand.ring.full + stage)
+
+
+def _lane_place(
+    boxes: Boxes, operand: PagedOperand, nth_keys: cutlass.Int32, nth: cutlass.Int32
+) -> tuple[cutlass.Int32, cutlass.Int32, cutlass.Int32]:
+    """Return where the box lies that is so many behind the nth one as this lane is in its warp.
+
+    All look-ups of a stage, or of 32 boxes of one, are then under way together.
+    """
+    box = nth + cute.arch.lane_idx()
+    return _place(operand, nth_keys * boxes.rows + box * boxes.box_rows)
+
+
+def _from_lane(value: cutlass.Int32, lane: cutlass.Int32) -> cutlass.Int32:
+    """Return a lane's number in every lane."""
+    return cute.arch.shuffle_sync(value, lane, mask_and_clamp=WARP_SIZE - 1)
 
 
 @cute.jit
