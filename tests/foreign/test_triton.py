@@ -1,76 +1,21 @@
 """Kernels compiled by Triton: right against float64, silent under every schedule."""
 
-import json
-import math
-import subprocess
-import sys
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from triton_runs import CAPABILITIES, Compiled, aligned, compile_kernels, tensor_arguments
 
-from fovea import emulator
-from fovea.emulator.layout.tensor_map import encode_tensor_map, make_tensor_map
 from fovea.emulator.machine.memory import GlobalMemory
 
-WORKER = Path(__file__).parent / "triton_kernels.py"
-CAPABILITIES = (90, 100)
 SEEDS = 20
-SWIZZLES = (0, 32, 64, 128)  # by the number in Triton's metadata
 M, N, K = 208, 144, 112  # no multiples of a tile
-
-
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """Triton's PTX and what its launcher would know."""
-
-    module: emulator.Module
-    launch: dict[str, Any]
-
-    def run(self, grid: tuple[int, ...], args: list[Any], seed: int, **keywords: Any) -> None:
-        """Launch with the scratch pointers that Triton appends: memory of each CTA, or none."""
-        kernel, threads = self.launch["kernel"], self.launch["threads"]
-        count = len(self.module.parameter_sizes(kernel))
-        if self.launch["scratch_bytes"]:
-            args = [*args, aligned((self.launch["scratch_bytes"] * math.prod(grid),), np.uint8)]
-        self.module.launch(
-            kernel,
-            grid,
-            threads,
-            args=args + [0] * (count - len(args)),
-            shared_bytes=self.launch["shared_bytes"],
-            options=emulator.Options(seed=seed),
-            **keywords,
-        )
-
-
-def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Return zeros at a multiple of 128 bytes, as tensor maps and what is made of them need."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    raw = np.zeros(size + 128, np.uint8)
-    start = -raw.ctypes.data % 128
-    return raw[start : start + size].view(dtype).reshape(shape)
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("triton")
-    done = subprocess.run(
-        [sys.executable, WORKER, folder], capture_output=True, text=True, check=False, timeout=900
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads((folder / "kernels.json").read_text())
-
-    def find(name: str, capability: int) -> Compiled:
-        label = f"{name}_{capability}"
-        module = emulator.load_ptx((folder / f"{label}.ptx").read_text())
-        assert module.target == f"sm_{capability}a"
-        return Compiled(module, report["launches"][label])
-
-    return find
+    return compile_kernels(tmp_path_factory.mktemp("triton"), "triton_kernels")
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
@@ -126,21 +71,6 @@ def test_matmul_is_right_under_twenty_schedules(compiled, name, capability):
         outs.append(out)
     check(outs[0], a, b, 0.0)
     assert all(np.array_equal(outs[0], other) for other in outs)
-
-
-def tensor_arguments(array: np.ndarray, meta: dict[str, Any]) -> list[Any]:
-    """Return what Triton passes for a tensor descriptor: the map, then sizes, then strides."""
-    assert not meta["is_im2col"]
-    tensor = make_tensor_map(
-        array.ctypes.data,
-        "f16",
-        tuple(reversed(array.shape)),
-        (array.strides[0],),
-        tuple(reversed(meta["block_size"])),
-        swizzle=SWIZZLES[meta["swizzle"]],
-    )
-    strides = [stride // array.itemsize for stride in array.strides]
-    return [encode_tensor_map(tensor), *array.shape, *strides]
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)

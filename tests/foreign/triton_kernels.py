@@ -3,10 +3,12 @@
 Lives here: a program that `test_triton.py` starts, so that Triton is not imported in the tests'
 process. Not here: launches and references. Invariant: a kernel's PTX is Triton's own, unchanged.
 
-Usage: python triton_kernels.py FOLDER
+Usage: python triton_kernels.py FOLDER MODULE
+MODULE (beside this file) has `sources`, the table of kernels.
 Writes `<name>_<capability>.ptx` and `kernels.json`: what a launch needs, by that name.
 """
 
+import importlib
 import json
 import re
 import sys
@@ -252,11 +254,12 @@ def sources() -> list[tuple[str, Any, dict[str, str], dict[str, int], dict[str, 
     return found
 
 
-def main(folder: Path) -> None:
-    """Compile every kernel for every target."""
+def main(folder: Path, table: str) -> None:
+    """Compile every kernel of a module's table for every target."""
+    module = importlib.import_module(table)
     launches: dict[str, Any] = {}
     for capability in CAPABILITIES:
-        for name, function, arguments, constants, options in sources():
+        for name, function, arguments, constants, options in module.sources():
             if name == "attention_specialized" and capability == 90:
                 continue  # Triton 3.9.0 fails to compile it
             signature = arguments | dict.fromkeys(constants, "constexpr")
@@ -286,4 +289,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])
