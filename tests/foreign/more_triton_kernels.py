@@ -141,11 +141,12 @@ def sources() -> list[tuple[str, Any, dict[str, str], dict[str, int], dict[str, 
     singles = dict.fromkeys(("lse", "delta", "dq", "dk", "dv"), "*fp32")
     tile = "tensordesc<fp8e4nv[128,128]>"
     maps = {"a": tile, "b": tile, "c": "tensordesc<fp16[128,128]>", "scales": "*fp32"}
+    tensors = halves | singles | {"seqlen": "i32", "scale": "fp32"}
     return [
+        ("attention_gradients", attention_gradients, tensors, {}, {"num_stages": 1}),
+        ("attention_gradients_pipelined", attention_gradients, tensors, {}, {"num_stages": 3}),
         ("layer_norm_gradients", layer_norm_gradients, floats | {"n": "i32", "eps": "fp32"},
          {"BLOCK": 512}, {}),
-        ("attention_gradients", attention_gradients,
-         halves | singles | {"seqlen": "i32", "scale": "fp32"}, {}, {"num_stages": 3}),
         ("recurrence", recurrence, dict.fromkeys(("a", "b", "out"), "*fp32"), {"BLOCK": 512}, {}),
         ("convolution", convolution,
          dict.fromkeys(("x", "weight", "out"), "*fp16")

@@ -5,6 +5,7 @@ import pytest
 import torch
 from triton_runs import CAPABILITIES, aligned, compile_kernels, tensor_arguments
 
+from fovea.emulator import RaceError
 from fovea.emulator.machine.memory import GlobalMemory
 
 SEEDS = 5
@@ -41,9 +42,26 @@ def test_gradients_of_layer_norm_are_right(compiled, capability, generator):
             np.testing.assert_allclose(one, right, atol=1e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
-def test_gradients_of_attention_are_right(compiled, capability, generator):
-    kernel, n, scale = compiled("attention_gradients", capability), 128, 0.125
+@pytest.mark.parametrize(
+    ("name", "capability"),
+    [
+        ("attention_gradients", 90),
+        ("attention_gradients", 100),
+        ("attention_gradients_pipelined", 100),
+        # Triton 3.9.0 fills a stage again with cp.async while `wgmma.wait_group 3` leaves the
+        # products that read it in flight: a race by the memory model, though hardware may never
+        # show it
+        pytest.param(
+            "attention_gradients_pipelined",
+            90,
+            marks=pytest.mark.xfail(
+                raises=RaceError, strict=True, reason="a race in Triton's code"
+            ),
+        ),
+    ],
+)
+def test_gradients_of_attention_are_right(compiled, name, capability, generator):
+    kernel, n, scale = compiled(name, capability), 128, 0.125
     q, k, v, dout = torch.randn(4, n, 64, generator=generator).half()
     inputs = [t.double().requires_grad_() for t in (q, k, v)]
     scores = inputs[0] @ inputs[1].T * scale

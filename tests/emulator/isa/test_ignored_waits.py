@@ -74,3 +74,31 @@ def test_planted_fault_that_forgets_the_result_is_reported_in_every_schedule():
     for seed in range(20):
         with pytest.raises((RaceError, UninitialisedRead)):
             _launch("", seed, text=fault.text)
+
+
+def test_wait_that_goes_on_either_way_is_found_by_some_schedule_however_late_the_read_comes():
+    both = "mbarrier.try_wait.parity.shared.b64 %p, [bar], 0; @!%p bra NEXT; NEXT:"
+    found = 0
+    for seed in range(20):
+        try:
+            _launch(both, seed, TWENTY_BARRIERS)
+        except RaceError:
+            found += 1
+    assert 0 < found < 20  # a schedule in which it is complete knows nothing of the others
+
+
+def test_completion_that_is_known_already_is_never_late():
+    arrived = "bar.warp.sync -1; @%q mbarrier.init.shared.b64 [bar], 1; bar.sync 0;"
+    own = (
+        "@%q mbarrier.arrive.shared.b64 _, [bar]; mbarrier.try_wait.parity.shared.b64 %p, [bar], 0;"
+    )
+    text = KERNEL.format(wait="", delay="")
+    start, end = text.index("@%q mbarrier.init"), text.index("mov.u32 %v, data;")
+    body = f"{arrived} {own} selp.u32 %v, 1, 0, %p; "
+    store = "mul.wide.u32 %a, %t, 4; add.u64 %o, %o, %a; st.global.b32 [%o], %v;"
+    module = load_ptx(text[:start] + body + store + text[text.index("    ret;") :])
+    assert end > start
+    for seed in range(20):
+        out = np.zeros(32, np.uint32)
+        module.launch("kernel", 1, 32, args=[out, out], options=Options(seed=seed))
+        assert out.all()

@@ -24,6 +24,7 @@ _SHARED = "shared shared::cta"
 _ANY_SHARED = "shared shared::cta shared::cluster"
 _LOW = (1 << RANK_SHIFT) - 1
 _SPURIOUS = 0.5  # try_wait may return false early (the manual allows it): keeps loops honest
+_LATE = 0.125  # and the completion, unless something else told of it, might have come after that
 
 
 # --- where an mbarrier is -------------------------------------------------------------------------
@@ -249,6 +250,16 @@ def _is_asked(ins: Instruction) -> bool:
     return isinstance(result, syntax.Register) and result.uid in ins.program.decisive
 
 
+def _may_be_late(w: Any, barrier: MBarrier) -> bool:
+    """Return whether a completed phase is to look as if it would complete later, this time.
+
+    What completed it is not ordered before the wait, so another schedule has it come after.
+    """
+    if w.machine.options.async_delay == "eager" or w.machine.random.random() >= _LATE:
+        return False
+    return bool((barrier.released.seen > w.access.clock.seen).any())
+
+
 def _single(ins: Instruction, w: Any, mask: Array, values: Array, what: str) -> int:
     """Return the value all active lanes share, or raise."""
     chosen = values if mask is ALL_LANES else values[mask]
@@ -327,8 +338,10 @@ def mbarrier_try_wait(ins: Instruction) -> Decoded:
         if not is_asked:
             _note_ignored(ins, w)
         if is_complete():
-            _acquire(ins, w, barrier)
-            write(w, mask, np.full(LANES, True))
+            done = not _may_be_late(w, barrier)
+            if done:
+                _acquire(ins, w, barrier)
+            write(w, mask, np.full(LANES, done))
             return None
         if w.machine.random.random() < _SPURIOUS:
             write(w, mask, np.full(LANES, False))
