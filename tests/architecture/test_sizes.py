@@ -33,8 +33,8 @@ EXEMPT_ARGUMENTS: dict[str, str] = {
     "src/fovea/flash_attn.py::flash_attn_with_kvcache": _DROP_IN,
     "src/fovea/kernels/sm100/forward/kernel.py::ForwardKernel.__call__": "the launcher's arguments",
     "src/fovea/kernels/sm90/forward/kernel.py::ForwardKernel.__call__": "the launcher's arguments",
-    "tests/foreign/more_triton_kernels.py::attention_gradients": "a kernel takes tensors one by one",
-    "tests/foreign/more_triton_kernels.py::layer_norm_gradients": "a kernel takes tensors one by one",
+    "tests/foreign/more_triton_kernels.py::attention_gradients": "a kernel takes each tensor",
+    "tests/foreign/more_triton_kernels.py::layer_norm_gradients": "a kernel takes each tensor",
 }
 
 type_of_function = ast.FunctionDef | ast.AsyncFunctionDef
