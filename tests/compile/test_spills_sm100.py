@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fovea.arch import SM100, SM103, Arch
-from fovea.compile.compiler import compile_variant
+from fovea.compile.cache import get_artifact
 from fovea.compile.target import CompileTarget, native_host_triple
 from fovea.compile.variant import ForwardVariant
 from fovea.plan import select
@@ -57,7 +57,7 @@ def _plan(name: str, arch: Arch) -> ForwardPlan | None:
 def _local_bytes(variant: ForwardVariant, target: str) -> dict[str, int]:
     """Return local memory of a thread by kernel; the compiler runs once a variant."""
     compiled_for = CompileTarget(arch=target, host_triple=native_host_triple())
-    kernels = compile_variant(variant, compiled_for).record.kernels
+    kernels = get_artifact(variant, compiled_for).record.kernels
     return {name: used.stack_bytes + used.local_bytes for name, used in kernels.items()}
 
 

@@ -42,13 +42,15 @@ def show(
         console.print(f"{folder.root} holds no compiled kernel")
         return
     table = Table(box=None, pad_edge=False)
-    for heading in ("kernel", "size", "used", "key"):
+    for heading in ("kernel", "for", "size", "used", "key"):
         justify = "right" if heading in ("size", "used") else "left"
         table.add_column(heading, justify=justify, overflow="fold")
     shown = entries if show_all else entries[:SHOWN]
     for entry in shown:
         size = f"{entry.num_bytes / 2**10:.0f} KiB"
-        table.add_row(_named(entry)["name"], size, _ago(entry.last_used), entry.key[:8])
+        named = _named(entry)
+        used = _ago(entry.last_used)
+        table.add_row(named["name"], named["arch"], size, used, entry.key[:8])
     console.print(table)
     if len(shown) < len(entries):
         console.print(f"and {len(entries) - len(shown)} used before (--all lists them)")

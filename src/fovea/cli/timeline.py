@@ -18,7 +18,7 @@ from fovea.costs.drawing import MEANINGS, legend, letter_rows, mark_of, marks_of
 from fovea.costs.engine import Span
 from fovea.costs.launch import Call
 from fovea.costs.machine import machine_of
-from fovea.costs.predict import Kernel, Prediction, Predictor, kernel_of
+from fovea.costs.predict import Kernel, Prediction, Predictor, kernel_of, no_figure
 from fovea.costs.timeline import Timeline, timeline_of, write_perfetto
 from fovea.errors import UnsupportedError
 from fovea.plan import select
@@ -72,6 +72,12 @@ def predict(problem: AttentionProblem, arch: Arch) -> tuple[Call, Kernel, Predic
     lack = select.unsupported(problem, arch)
     if lack is not None:
         raise UnsupportedError(f"no kernel for this call on {arch}: {lack}")
+    # Kernels take some masks as limits, as of a causal call, but other pairs are visible.
+    masks = {"mask_mod": problem.mask_mod, "block_mask": problem.block_lists}
+    found = [name for name, mask in masks.items() if mask is not None]
+    found += ["window"] if problem.window != (None, None) else []
+    if found:
+        raise no_figure(", ".join(found), arch.name)
     calibration, machine = frozen().calibration, machine_of(arch.name)
     kernel = kernel_of(select.forward_plan(problem, arch), machine, calibration)
     call = Call(

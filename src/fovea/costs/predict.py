@@ -80,10 +80,7 @@ def kernel_of(plan: Sm90Plan | Sm100Plan, machine: Machine, calibration: Calibra
     causal = plan.features.limit_right
     lack = _lack_of(plan)
     if lack is not None:
-        raise UnsupportedError(
-            f"the cost model has no figure for {lack} (it has: {coverage(_arch_of(plan))}); change "
-            "the call, or leave out --timeline"
-        )
+        raise no_figure(lack, _arch_of(plan))
     key = counts_key(plan.family, causal=causal)
     if isinstance(plan, Sm100Plan):
         return graph_kernel(sm100.graph_of(plan), counts_of(key), machine, calibration)
@@ -102,12 +99,36 @@ def kernel_of(plan: Sm90Plan | Sm100Plan, machine: Machine, calibration: Calibra
     )
 
 
+_WORDS = {  # features by what a call asks for
+    "limit_left": "window",
+    "softcap": "softcap",
+    "explicit_scale": "scale <= 0",
+    "sink": "sink",
+    "max_score": "max_score",
+    "score_mod": "score_mod",
+    "mask_mod": "mask_mod",
+    "block_lists": "block_mask",
+    "key_ranges": "block_mask",
+    "varlen": "packed sequences",
+}
+
+
+def no_figure(lack: str, arch: str) -> UnsupportedError:
+    """Return the error of a call that the model does not know."""
+    return UnsupportedError(
+        f"the cost model has no figure for {lack} (it has: {coverage(arch)}); change the call, or "
+        "leave out --timeline"
+    )
+
+
 def _lack_of(plan: Sm90Plan | Sm100Plan) -> str | None:
     """Return what of a plan the model does not know, None for nothing."""
     if plan.dtype != "bfloat16":
         return "float16"
     if plan.features != ForwardFeatures(limit_right=plan.features.limit_right):
-        return "window, softcap, sink, mods, block_mask, max_score, scale <= 0 or packed sequences"
+        return ", ".join(
+            dict.fromkeys(word for name, word in _WORDS.items() if getattr(plan.features, name))
+        )
     if plan.packs_heads:
         return "64 queries or fewer"
     dims = (plan.head_dim, plan.head_dim_v)

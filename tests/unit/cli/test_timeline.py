@@ -56,7 +56,11 @@ def test_unknown_arch_names_those_there_are(capsys):
 @pytest.mark.parametrize(
     ("words", "lack"),
     [
-        ("S1024 --window 64,0 --arch sm90", "for window, softcap, sink"),
+        ("S1024 --window 64,0 --arch sm90", "for window (it has"),
+        ("S1024 --score-mod alibi(16) --softcap 9 --arch sm90", "for softcap, score_mod (it has"),
+        ("S1024 --mask-mod causal --arch sm100", "for mask_mod (it has"),
+        ("S1024 --mask-mod causal --block-mask --arch sm90", "for block_mask (it has"),
+        ("S1024 --window -,0 --arch sm90", "for window (it has"),
         ("S1024 fp16 --arch sm100", "for float16"),
         ("S64 Skv1024 --arch sm100", "for 64 queries or fewer"),
         ("S1024 D96 --arch sm90", "for kernels of head dims 96 and 96"),
