@@ -325,16 +325,28 @@ def varlen() -> str:
     return "\n".join(lines)
 
 
+def cublas() -> str:
+    """Return a sentence: a long forward beside a square product, in the same run."""
+    result = json.loads((RESULTS / "cublas.json").read_text(encoding="utf-8"))
+    row, stamp = result["rows"][0], result["stamp"]
+    size = row["matrix"]
+    rates = [f"{row[who]:.0f} ({row[f'{who}_burst']:.0f})" for who in ("fovea", "cublas")]
+    return (
+        f"B{row['B']} H{row['H']} S{row['S']} D{row['D']} full beside cuBLAS's product of "
+        f"{size} x {size} matrices (`{stamp['command']}`): {rates[0]} and {rates[1]} TFLOP/s, "
+        f"{row['fovea'] / row['cublas']:.2f} of it in steady state."
+    )
+
+
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "decisions/README.md": {"pages": lambda: pages_of("decisions")},
     "notes/README.md": {"pages": lambda: pages_of("notes")},
     "benchmarks.md": {
         "forward": lambda: speed("forward", ("fa3", "cudnn")),
-        "forward causal": lambda: speed("forward_causal", ("fa3", "cudnn")),
+        "cublas": cublas,
         "decode": decode,
         "varlen": varlen,
         "forward mods": lambda: speed("forward_mods", ("flex",)),
-        "forward mods masks": lambda: speed("forward_mods_masks", ("flex",)),
         "block sparse": lambda: speed("block_sparse", ("flex",)),
         "overhead": overhead,
     },
