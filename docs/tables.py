@@ -262,9 +262,9 @@ def blackwell_plan(head_dim: int = 128) -> sm100.ForwardPlan:
     return sm100.make_forward_plan("bfloat16", dims, ForwardFeatures(), arch="sm100")
 
 
-def decode(peers: tuple[str, ...] = ("fa3", "cudnn", "flex")) -> str:
+def decode(name: str, peers: tuple[str, ...] = ("fa3", "cudnn", "flex")) -> str:
     """Return the table of few queries beside the copy rate; a peer that did not run is a dash."""
-    path = RESULTS / "decode.json"
+    path = RESULTS / f"{name}.json"
     if not path.is_file():
         return "Not measured yet."
     result = json.loads(path.read_text(encoding="utf-8"))
@@ -273,8 +273,8 @@ def decode(peers: tuple[str, ...] = ("fa3", "cudnn", "flex")) -> str:
         f"{stamp['gpu']}, {stamp['power_limit_watts']} W, torch {stamp['torch']}, {stamp['date']}: "
         f"`{stamp['command']}`. Steady state in {result['unit']} of K and V.",
         "",
-        f"| call | fovea | {' | '.join(peers)} | copy | fovea / copy | fovea / best peer |",
-        f"|---|---|{'---|' * len(peers)}---|---|---|",
+        f"| {' | '.join(('call', 'fovea', *peers, 'copy', 'fovea / copy', 'fovea / best peer'))} |",
+        f"|{'---|' * (len(peers) + 5)}",
     ]
     for row in result["rows"]:
         rates = [row[name] for name in peers if name in row]
@@ -344,7 +344,8 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "benchmarks.md": {
         "forward": lambda: speed("forward", ("fa3", "cudnn")),
         "cublas": cublas,
-        "decode": decode,
+        "decode": lambda: decode("decode"),
+        "decode pages": lambda: decode("decode_pages", ()),
         "varlen": varlen,
         "forward mods": lambda: speed("forward_mods", ("flex",)),
         "block sparse": lambda: speed("block_sparse", ("flex",)),
