@@ -477,13 +477,12 @@ def make_forward_plan(
         writes_rows=packs_heads or features.varlen,
         cluster=cluster,
     )
-    # Beside 128 scores that wait for their maximum a soft cap finds no registers, either.
-    keeps_scores = features.softcap and (dtype == "float16" or features.max_score)
-    loops_over_chunks = mod_weight.fill_registers(features) or keeps_scores
+    # A soft cap, two functions in one, finds no registers beside 128 scores, either.
+    loops_over_chunks = mod_weight.fill_registers(features) or features.softcap
     num_software = software_columns(head_dims, SOFTWARE_COLUMNS[arch])
     if loops_over_chunks:
         shape = shape._replace(p_parts=(shape.tile_n,))  # P is told once
-    if loops_over_chunks or features.softcap or features.explicit_scale:
+    if loops_over_chunks or features.explicit_scale:
         num_software = 0  # scores keep the FMA pipe and the registers busy enough
     return ForwardPlan(
         dtype=dtype,
