@@ -1,8 +1,8 @@
 """Plant every synchronisation fault in our forward kernel and count what is reported.
 
 Usage: PYTHONPATH=src python scripts/emulator_faults.py [--arch sm90] [--seqlen 512 384]
-           [--head-dim 128] [--causal] [--seeds 20] [--jobs 2] [--only WORDS] [--lines LINES]
-           [--out FILE]
+           [--head-dim 128] [--causal] [--seeds 20] [--jobs 2] [--kinds KINDS] [--only WORDS]
+           [--lines LINES] [--out FILE]
 
 First the kernel as it is runs every launch of `LAUNCHES`, with `--causal` of `CAUSAL_LAUNCHES` (or
 the one of `--seqlen`), under all seeds: it must be silent and equal in every bit. Then each variant
@@ -243,6 +243,7 @@ def main() -> int:
     parser.add_argument("--causal", action="store_true")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--kinds", nargs="*", default=(), help="kinds of faults to plant")
     parser.add_argument("--only", nargs="*", default=(), help="words of the statements to change")
     parser.add_argument("--lines", nargs="*", type=int, default=(), help="lines to change")
     parser.add_argument("--out", type=Path)
@@ -256,6 +257,8 @@ def main() -> int:
     every_fault = plant_faults(_kernel[0].ptx)
     label = f"{use.arch} d{use.head_dim}{' causal' if use.causal else ''}"
     faults = [fault for fault in every_fault if fault.line in lines]
+    if use.kinds:
+        faults = [f for f in faults if f.kind in use.kinds]
     if use.only:
         faults = [f for f in faults if any(word in f.statement for word in use.only)]
     if use.lines:
