@@ -96,6 +96,8 @@ CAUSAL_LAUNCHES = (
     *LAUNCHES,
     Launch(name="past", seqlen_q=768, seqlen_kv=256, is_top_left=True),
     Launch(name="past short", seqlen_q=768, seqlen_kv=128, is_top_left=True),
+    # what came with the pause is used again only by a redo of as many KV tiles as there are stages
+    Launch(name="one redone", seqlen_q=256, seqlen_kv=448, is_falling=True),
 )
 
 

@@ -48,6 +48,10 @@ _IDLE = (
     "a warpgroup without rows reads nothing of the stage, and its turns keep it within a tile of "
     "the others, so that its arrival counts in the right phase"
 )
+_FIRST_SKIP = (
+    "in the first tile of a CTA and in a redo each warpgroup has given back, one ring before, what "
+    "the one ahead passes over without reading: its arrival counts in the right phase"
+)
 _LATER_STORE_WAIT = "the warp's next tcgen05.wait::st comes before its first signal"
 _LATER_LOAD_WAIT = (
     "a later tcgen05.wait::ld of the warp comes before anybody is told, and registers wait for "
@@ -77,6 +81,12 @@ _SM90_D64 = (  # two CTAs share K and V
     Redundant(opcode="bar.sync", numbers=(1, 2), of=8, reason=_TURN),
     Redundant(opcode="bar.sync", numbers=(4, 7, 8), of=8, reason=_ONE_WAIT),
 )
+_SM90_D64_CAUSAL = (  # four warpgroups that pass over what the diagonal hides from their rows
+    Redundant(opcode="fence.mbarrier_init", numbers=(1,), of=1, reason=_ONE_CTA),
+    Redundant(opcode="mbarrier.try_wait", numbers=(12,), of=27, reason=_FIRST_SKIP),
+    Redundant(opcode="wgmma.fence", numbers=(3, 5, 7, 9), of=9, reason=_FENCED),
+    Redundant(opcode="bar.sync", numbers=(2, 5, 6), of=6, reason=_ONE_WAIT),
+)
 _SM100_D128 = (
     Redundant(opcode="fence.mbarrier_init", numbers=(1,), of=1, reason=_ONE_CTA),
     Redundant(opcode="tcgen05.wait::st", numbers=(1,), of=5, reason=_LATER_STORE_WAIT),
@@ -105,6 +115,7 @@ _SM100_D128_CAUSAL = (  # with cluster launch control
 REDUNDANT: dict[str, tuple[Redundant, ...]] = {
     "sm90 d128": _SM90_D128,
     "sm90 d64": _SM90_D64,
+    "sm90 d64 causal": _SM90_D64_CAUSAL,
     "sm100 d128": _SM100_D128,
     "sm100 d128 causal": _SM100_D128_CAUSAL,
 }
