@@ -295,6 +295,8 @@ def _check_dropout(dropout_p: float) -> None:
 
 def _softcap(softcap: Any) -> Any:
     """Return a softcap with None where flash-attn has 0."""
+    if isinstance(softcap, int | float) and softcap < 0:
+        raise ValueError(invalid("softcap", softcap, "0 or a positive number", "pass 0 for none"))
     return None if _is_zero(softcap) else softcap
 
 
@@ -339,4 +341,7 @@ def _extent(side: Any) -> Any:
             side = operator.index(side)  # such as NumPy's
         except TypeError:
             return side
+    if side < -1:
+        remedy = "pass -1 for an unlimited side"
+        raise ValueError(invalid("window_size", side, "-1 or more on each side", remedy))
     return None if side == -1 else side

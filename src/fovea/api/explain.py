@@ -6,7 +6,7 @@ launched, and of the tensors only lengths and a block mask's counts are read.
 """
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -135,10 +135,8 @@ def explain(
             UnsupportedError is explained.
     """
     check_names(keywords, (*_REQUEST_NAMES, *_VARLEN_NAMES))
-    shown = tuple(arch_named(name) for name in (ARCHS if archs is None else archs))
-    request = request_of(
-        {name: keywords[name] for name in _REQUEST_NAMES if name in keywords}, return_aux
-    )
+    shown = archs_named(ARCHS if archs is None else archs)
+    request = _request_among(keywords, return_aux)
     ignored: tuple[str, ...] = ()
     if kernel_options is not None:
         options, ignored = split_options(kernel_options)
@@ -146,15 +144,50 @@ def explain(
         if options["deterministic"] is not None:
             request = request._replace(deterministic=options["deterministic"])
         problem = flex_problem(q, k, v, request, enable_gqa=enable_gqa)
-    elif any(name in keywords for name in _VARLEN_NAMES):
-        _check_varlen_names(keywords)
-        named: dict[str, Any] = {"cu_seqlens_kv": None}
-        named |= {name: keywords[name] for name in _VARLEN_NAMES if name in keywords}
-        where = VarlenRequest(**named)
-        problem = make_varlen(*autocast(q, k, v), where, request)
     else:
-        problem = make_dense(*autocast(q, k, v), request)
+        problem = _problem_of(q, k, v, request, keywords)
     return explain_problem(problem, dispatch.check_backend(backend), ignored, shown)
+
+
+def call_problem(
+    q: Tensor, k: Tensor, v: Tensor, return_aux: Any, keywords: dict[str, Any]
+) -> AttentionProblem:
+    """Return the validated call of `fovea.attention`, or of `attention_varlen` by its keywords.
+
+    Raises:
+        TypeError, ValueError: wrong input, as the call would raise.
+    """
+    check_names(keywords, (*_REQUEST_NAMES, *_VARLEN_NAMES))
+    return _problem_of(q, k, v, _request_among(keywords, return_aux), keywords)
+
+
+def _request_among(keywords: dict[str, Any], return_aux: Any) -> Request:
+    named = {name: keywords[name] for name in _REQUEST_NAMES if name in keywords}
+    return request_of(named, return_aux)
+
+
+def _problem_of(
+    q: Tensor, k: Tensor, v: Tensor, request: Request, keywords: dict[str, Any]
+) -> AttentionProblem:
+    if not any(name in keywords for name in _VARLEN_NAMES):
+        return make_dense(*autocast(q, k, v), request)
+    _check_varlen_names(keywords)
+    named: dict[str, Any] = {"cu_seqlens_kv": None}
+    named |= {name: keywords[name] for name in _VARLEN_NAMES if name in keywords}
+    return make_varlen(*autocast(q, k, v), VarlenRequest(**named), request)
+
+
+def archs_named(names: Iterable[str]) -> tuple[Arch, ...]:
+    """Return the architectures of these names.
+
+    Raises:
+        TypeError: a name alone.
+        ValueError: no such architecture.
+    """
+    if isinstance(names, str):
+        remedy = f"pass ({names!r},)"
+        raise TypeError(invalid("archs", repr(names), "a sequence of names", remedy))
+    return tuple(arch_named(name) for name in names)
 
 
 def explain_problem(

@@ -10,11 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fovea.api.explain import request_of
+from fovea.api.explain import archs_named, call_problem
 from fovea.api.variants import variants_of
-from fovea.arch import arch_named
 from fovea.errors import UnsupportedError
-from fovea.problem import make_dense
 
 
 def precompile(
@@ -41,7 +39,8 @@ def precompile(
             find it through FOVEA_BUNDLE. Otherwise they go to the disk cache alone.
         workers: processes; default one a processor.
         return_aux: as the call takes it; max_score is computed by kernels of its own.
-        **keywords: of `fovea.attention`: causal, window, score_mod, ...
+        **keywords: of `fovea.attention`: causal, window, score_mod, ...; and of
+            `fovea.attention_varlen`: cu_seqlens_q, max_seqlen_q, page_table, ...
 
     Raises:
         TypeError, ValueError: wrong input, as the call would raise.
@@ -52,10 +51,10 @@ def precompile(
     from fovea.compile.variant import ForwardVariant
     from fovea.plan import select
 
-    problem = make_dense(q, k, v, request_of(keywords, return_aux))
+    problem = call_problem(q, k, v, return_aux, keywords)
     jobs: list[tuple[ForwardVariant, CompileTarget]] = []
-    for name in archs:
-        arch = arch_named(name)
+    for arch in archs_named(archs):
+        name = arch.name
         lack = select.unsupported(problem, arch)
         if lack is not None:
             raise UnsupportedError(

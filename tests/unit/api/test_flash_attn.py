@@ -75,11 +75,6 @@ def test_func_equals_plain_torch(causal, window, softcap):
     assert found[2] is None
 
 
-def test_window_below_minus_one_raises():
-    with pytest.raises(ValueError, match="window left=-2"):
-        flash_attn_func(*make(), window_size=(-2, 0))
-
-
 @pytest.mark.parametrize("shape", [(4,), (2, 4)])
 def test_alibi_slopes_equal_plain_torch_and_keep_gradients(shape):
     q, k, v = (t.requires_grad_() for t in make())
@@ -275,3 +270,16 @@ def test_kvcache_checks_before_it_writes(lengths, pages, message):
             block_table=torch.tensor(pages, dtype=torch.int32).view(2, 1),
         )
     assert not cache.any()
+
+
+@pytest.mark.parametrize("window", [(-2, 3), (3, -7)])
+def test_window_below_minus_one_names_window_size(window):
+    q = torch.randn(1, 4, 2, 8)
+    with pytest.raises(ValueError, match=r"window_size=-\d is not valid.*pass -1"):
+        flash_attn_func(q, q, q, window_size=window)
+
+
+def test_negative_softcap_says_that_zero_is_none():
+    q = torch.randn(1, 4, 2, 8)
+    with pytest.raises(ValueError, match=r"softcap=-1\.0 is not valid.*pass 0"):
+        flash_attn_func(q, q, q, softcap=-1.0)

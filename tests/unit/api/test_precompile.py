@@ -59,3 +59,29 @@ def test_bundle_gets_all_variants(monkeypatch, tmp_path):
     kernel = kernel_on(fovea.explain(*meta(64)), "sm90")
     assert (len(variants), len(targets), folder) == (len(kernel.variants), 1, tmp_path)
     assert keywords == {"workers": 1}
+
+
+@pytest.mark.parametrize("has_pages", [False, True])
+def test_jobs_of_packed_sequences_are_the_variants_that_explain_prints(jobs, has_pages):
+    q = torch.empty(8, 4, 128, dtype=torch.bfloat16, device="meta")
+    k = torch.empty(*((6, 16) if has_pages else (8,)), 2, 128, dtype=q.dtype, device="meta")
+    starts = torch.empty(3, dtype=torch.int32, device="meta")
+    keywords = {"cu_seqlens_q": starts, "max_seqlen_q": 5, "max_seqlen_kv": 80, "causal": True}
+    if has_pages:
+        table = torch.empty(2, 5, dtype=torch.int32, device="meta")
+        keywords |= {"page_table": table, "seqused_kv": starts[:2]}
+    else:
+        keywords |= {"cu_seqlens_kv": starts}
+    fovea.precompile(q, k, k, **keywords)
+    kernel = kernel_on(fovea.explain(q, k, k, **keywords), "sm90")
+    assert len(jobs) == len(kernel.variants) > 0
+    for (variant, _), text in zip(jobs, kernel.variants, strict=True):
+        assert text.startswith(variant.name)
+        assert variant.plan.features.varlen
+        assert (variant.plan.page_box > 0) == has_pages
+
+
+@pytest.mark.parametrize("call", [fovea.precompile, fovea.explain])
+def test_one_name_for_archs_is_a_type_error(call):
+    with pytest.raises(TypeError, match=r"archs='sm90' is not valid.*pass \('sm90',\)"):
+        call(*meta(), archs="sm90")
