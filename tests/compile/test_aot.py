@@ -115,3 +115,13 @@ def test_bundle_that_does_not_compile_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(CompileError, match="toy_broken"):
         write_bundle([ToyBroken()], TARGETS[:1], tmp_path / "bundle", workers=1)
     assert not (tmp_path / "bundle").exists()
+
+
+def test_folder_that_cannot_be_made_is_named_before_anything_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fovea.compile.aot.compile_many", lambda *a, **k: pytest.fail("compiled"))
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "bundle"
+    with pytest.raises(OSError, match=r"path=.*bundle cannot be made \(Not a directory\); name"):
+        write_bundle(VARIANTS, TARGETS, folder)

@@ -42,6 +42,7 @@ def write_bundle(
 
     Raises:
         FileExistsError: `path` holds something that is no bundle.
+        OSError: the folder cannot be made; nothing is compiled then.
         CompileError: variants do not compile; nothing is written then.
     """
     path = path.resolve()
@@ -50,9 +51,10 @@ def write_bundle(
             f"path={path} holds something that is no bundle; name a new or an empty folder"
         )
     jobs = [(variant, target) for variant in variants for target in targets]
-    artifacts = compile_many(jobs, workers=workers, cache=cache)
     staging = path.with_name(f".{path.name}-{os.getpid()}-{uuid.uuid4().hex}")
+    _make(staging, path)
     try:
+        artifacts = compile_many(jobs, workers=workers, cache=cache)
         _write(jobs, artifacts, staging)
         if path.exists():
             # rename() replaces an empty folder only.
@@ -67,8 +69,18 @@ def write_bundle(
     return load_bundle(path)
 
 
+def _make(staging: Path, path: Path) -> None:
+    """Make the folder that becomes the bundle, before minutes of compiling."""
+    try:
+        staging.mkdir(parents=True)
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"path={path} cannot be made ({error.strerror}); name a folder where you may write",
+        ) from error
+
+
 def _write(jobs: list[Job], artifacts: list[Artifact], folder: Path) -> None:
-    folder.mkdir(parents=True)
     entries: dict[str, dict[str, str]] = {}
     for (variant, target), artifact in zip(jobs, artifacts):
         key = keys.bundle_key(variant, target)

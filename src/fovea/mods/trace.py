@@ -235,12 +235,12 @@ def _checked_output(tracer: Tracer, kind: str, dtype: str, result: Any, source: 
 def _check_arity(kind: str, fn: Callable[..., Any]) -> None:
     """Raise unless the mod can be called with its 5 or 4 positional arguments."""
     count = 5 if kind == "score" else 4
-    if not callable(fn):
-        raise TraceError(
-            invalid(f"{kind}_mod", type(fn).__name__, f"a function {_SIGNATURE[kind]}", "pass one")
-        )
+    if not callable(fn) or isinstance(fn, type):
+        got = f"the class {fn.__name__}" if isinstance(fn, type) else type(fn).__name__
+        remedy = "pass a function, or an instance that can be called"
+        raise TraceError(invalid(f"{kind}_mod", got, f"a function {_SIGNATURE[kind]}", remedy))
     try:
-        signature = inspect.signature(fn)
+        signature = inspect.signature(fn.forward if isinstance(fn, torch.nn.Module) else fn)
     except (ValueError, TypeError):  # a builtin without one: the call itself will tell
         return
     try:
