@@ -103,7 +103,8 @@ def load_bundle(path: Path) -> Bundle:
         index = {str(k): BundleEntry(**e) for k, e in content["artifacts"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArtifactError(
-            f"no bundle in {path} ({error!r}); name a folder made by `fovea compile`"
+            f"no bundle in {path} ({error!r}); name (FOVEA_BUNDLE) a folder that "
+            "`fovea compile --bundle` or fovea.precompile(bundle=...) made"
         ) from error
     return Bundle(path=path, index=index)
 
