@@ -139,9 +139,14 @@ class Tracer:
                 return number
         name_of(tensor.dtype)
         if tensor.device.type == "meta":
+            if any(leaf is tensor for leaf in self.leaves):
+                raise TraceError(
+                    f"a captured tensor of shape {tuple(tensor.shape)} is on the meta device, "
+                    "which holds no numbers; capture one on the device of q"
+                )
             raise TraceError(
-                "a value escaped the tracer, or a captured tensor is on the meta device; use torch "
-                "functions on traced values, row[0] or row.unbind() in the place of unpacking a row"
+                "a value escaped the tracer; use torch functions on traced values, row[0] or "
+                "row.unbind() in the place of unpacking a row"
             )
         self.captures.append(tensor)
         return len(self.captures) - 1

@@ -191,3 +191,9 @@ def test_trace_uncalled_factory_names_its_arguments_and_the_other_argument() -> 
     message = failure(sliding_window, "mask")
     assert "sliding_window(left, right)" in message
     assert "pass it as score_mod" in message
+
+
+def test_trace_captured_meta_tensor_is_named_by_its_shape() -> None:
+    table = torch.empty(3, 5, device="meta")
+    message = failure(lambda s, b, h, q, kv: s + table[h, q])
+    assert "captured tensor of shape (3, 5) is on the meta device" in message
