@@ -235,8 +235,8 @@ def _checked_output(tracer: Tracer, kind: str, dtype: str, result: Any, source: 
 def _check_arity(kind: str, fn: Callable[..., Any]) -> None:
     """Raise unless the mod can be called with its 5 or 4 positional arguments."""
     count = 5 if kind == "score" else 4
-    if not callable(fn) or isinstance(fn, type):
-        got = f"the class {fn.__name__}" if isinstance(fn, type) else type(fn).__name__
+    if not callable(fn) or inspect.isclass(fn):
+        got = f"the class {fn.__name__}" if inspect.isclass(fn) else type(fn).__name__
         remedy = "pass a function, or an instance that can be called"
         raise TraceError(invalid(f"{kind}_mod", got, f"a function {_SIGNATURE[kind]}", remedy))
     try:
