@@ -12,7 +12,8 @@ class Options:
     """Choices of one launch.
 
     Attributes:
-        seed: orders warps and asynchronous work; each seed is another legal schedule.
+        seed: orders warps and asynchronous work; each seed is another legal schedule. With odd
+            ones a warpgroup of each CTA seldom runs while others can, each group in turn.
         detect_races: vector clocks on shared, tensor and global memory within a cluster, and the
             last writers of global memory between clusters.
         detect_uninitialised: reads of shared, tensor and local memory before a write raise; those

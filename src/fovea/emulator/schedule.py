@@ -34,6 +34,7 @@ from fovea.emulator.machine.warp import (
     Unreadable,
     Warp,
 )
+from fovea.emulator.pace import Pace
 from fovea.emulator.ptx import syntax
 
 # scheduler steps without any event after which another cluster is started: a running one may be
@@ -75,6 +76,8 @@ class Scheduler:
         limit = machine.options.max_steps
         delay = machine.options.async_delay
         self._start_cluster()
+        num_warps = len(self._clusters[0].ctas[0].warps) if self._clusters else 0
+        pace = Pace(machine.options.seed, num_warps, self._random)
         while self._clusters:
             machine.step += 1
             if limit is not None and machine.step > limit:
@@ -83,7 +86,7 @@ class Scheduler:
                     self._any_place(),
                 )
             if self._active:
-                position = int(self._random() * len(self._active))
+                position = pace.next(self._active)
                 warp = self._active[position]
                 first = self._run_warp(warp)
                 if machine.trace is not None:
