@@ -34,7 +34,7 @@ def append(**options):
 
 
 WRONG = {
-    "window": ({"window_size": (-5, 0)}, "window left=-5"),
+    "window": ({"window_size": (-5, 0)}, "window_size=-5"),
     "window of tensors": ({"window_size": (torch.tensor([1, 2]), 0)}, r"window left=tensor"),
     "softcap": ({"softcap": -1}, "softcap=-1"),
     "softcap text": ({"softcap": ""}, "softcap=''"),
