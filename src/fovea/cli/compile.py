@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 import fovea
+from fovea.api.explain import call_problem
 from fovea.arch import ARCHS
 from fovea.cli.kernel import compile_forward, resource_table
 from fovea.cli.options import (
@@ -25,10 +26,10 @@ from fovea.cli.options import (
     read_arch,
     read_call,
 )
+from fovea.cli.packing import Packed, PageSize, make_inputs
 from fovea.compile.bundle import load_bundle
 from fovea.errors import UnsupportedError
 from fovea.plan import select
-from fovea.problem import Request, make_dense
 
 Arch = Annotated[str, typer.Option(metavar="NAME", help=" | ".join(ARCHS) + ".")]
 CPU = torch.device("cpu")
@@ -48,16 +49,18 @@ def run(
     arch: Arch = "sm90",
     bundle: Bundle = None,
     block_mask: BlockMask = False,
+    packed: Packed = False,
+    page_size: PageSize = None,
 ) -> None:
     """Compile every kernel that calls like this one can run, and show what its own uses.
 
-    Lengths, batch, heads and scalars do not matter: they are arguments of the kernel.
+    Lengths, batch, heads, pages and scalars do not matter: they are arguments of the kernel.
     """
     chosen = read_arch(arch)
     wanted = read_call(call, causal, window, softcap, (score_mod, mask_mod))
     wanted = wanted.with_block_mask(CPU) if block_mask else wanted
-    q, k, v = wanted.make_inputs(CPU)
-    problem = make_dense(q, k, v, Request(**wanted.keywords))
+    inputs = make_inputs(wanted, CPU, is_packed=packed, page_size=page_size)
+    problem = call_problem(*inputs[:3], None, inputs.keywords)
     lack = select.unsupported(problem, chosen)
     if lack is not None:
         raise UnsupportedError(
@@ -65,7 +68,7 @@ def run(
             "(fovea explain says what each takes)"
         )
     start = time.perf_counter()
-    fovea.precompile(q, k, v, archs=(chosen.name,), bundle=bundle, **wanted.keywords)
+    fovea.precompile(*inputs[:3], archs=(chosen.name,), bundle=bundle, **inputs.keywords)
     seconds = time.perf_counter() - start
     kernel = compile_forward(problem, chosen)  # in the cache by now
     console = Console(highlight=False)

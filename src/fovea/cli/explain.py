@@ -10,7 +10,7 @@ import torch
 import typer
 
 import fovea
-from fovea.api.explain import request_of
+from fovea.api.explain import call_problem
 from fovea.arch import ARCHS
 from fovea.cli.options import (
     Backend,
@@ -24,10 +24,10 @@ from fovea.cli.options import (
     read_arch,
     read_call,
 )
+from fovea.cli.packing import Packed, PageSize, make_inputs
 from fovea.cli.timeline import show
 from fovea.costs.coverage import coverage
 from fovea.errors import invalid
-from fovea.problem import make_dense
 
 TIMELINE_ARCH = "sm100"  # no GPU of it was there to measure on
 
@@ -58,6 +58,8 @@ def run(
         ),
     ] = False,
     block_mask: BlockMask = False,
+    packed: Packed = False,
+    page_size: PageSize = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -70,6 +72,7 @@ def run(
     Kernels of one name but for its last six digits differ in features, mods or numbers.
 
     Example: fovea explain B1 H16 Hkv4 S8192 D128 bf16 --causal --score-mod 'alibi(16)'
+    Example: fovea explain B16 H32 Hkv8 S1 Skv8192 D128 --causal --page-size 16
     Example: fovea explain S8192 D128 --arch sm100 --timeline --output timeline.png
     """
     if output is not None and not timeline:
@@ -80,10 +83,10 @@ def run(
     wanted = read_call(call, causal, window, softcap, (score_mod, mask_mod))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     wanted = wanted.with_block_mask(device) if block_mask else wanted
-    q, k, v = wanted.make_inputs(device)
+    q, k, v, keywords = make_inputs(wanted, device, is_packed=packed, page_size=page_size)
     if timeline:
-        problem = make_dense(q, k, v, request_of(wanted.keywords, None))
+        problem = call_problem(q, k, v, None, keywords)
         show(problem, chosen or ARCHS[TIMELINE_ARCH], output)
     else:
         archs = None if chosen is None else (chosen.name,)
-        print(fovea.explain(q, k, v, backend=backend, archs=archs, **wanted.keywords))
+        print(fovea.explain(q, k, v, backend=backend, archs=archs, **keywords))

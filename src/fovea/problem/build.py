@@ -233,25 +233,14 @@ def _check_packed_kv(k: Tensor, v: Tensor, where: VarlenRequest, q: Tensor, batc
 
 def _check_paged_kv(q: Tensor, k: Tensor, v: Tensor, where: VarlenRequest, batch: int) -> None:
     if where.cu_seqlens_kv is not None or where.seqused_kv is None:
-        got = "None" if where.seqused_kv is None else "given"
-        raise ValueError(
-            invalid(
-                "page_table with cu_seqlens_kv, seqused_kv",
-                f"{'None' if where.cu_seqlens_kv is None else 'given'}, {got}",
-                "cu_seqlens_kv=None and seqused_kv of shape (batch,)",
-                "pass the lengths of a paged cache as seqused_kv",
-            )
-        )
+        allowed = "cu_seqlens_kv=None and seqused_kv of shape (batch,) with a page_table"
+        remedy = "pass the lengths of a paged cache as seqused_kv"
+        if where.cu_seqlens_kv is not None:
+            raise ValueError(invalid("cu_seqlens_kv", "given", allowed, remedy))
+        raise ValueError(invalid("seqused_kv", None, allowed, remedy))
     table = where.page_table
-    if isinstance(table, Tensor):
-        checks.check_layout("page_table", table)
-    if not isinstance(table, Tensor) or table.dtype != torch.int32 or table.dim() != 2:
-        got = (tuple(table.shape), table.dtype) if isinstance(table, Tensor) else repr(table)
-        raise ValueError(
-            invalid("page_table", got, "(batch, max_pages) torch.int32", "cast or reshape it")
-        )
+    _check_index("page_table", table, q, "batch, max_pages")
     _check_entries("page_table", table, batch)
-    checks.check_device("page_table", table, q)
     for name, tensor in (("k", k), ("v", v)):
         remedy = "a paged cache has one (page_size, heads_kv, head_dim) slab a page"
         checks.check_rank(name, tensor, "pages, page_size, heads_kv, head_dim", remedy)
@@ -294,14 +283,14 @@ def _without_gradient(problem: AttentionProblem) -> AttentionProblem:
 
 def _check_index(name: str, tensor: Tensor, q: Tensor, extent: str) -> None:
     if not isinstance(tensor, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-        allowed = f"a torch.int32 tensor ({extent},)"
+        allowed = f"a torch.int32 tensor ({extent}{'' if ',' in extent else ','})"
         raise TypeError(invalid(name, repr(cast(Any, tensor)), allowed, "pass a tensor"))
     checks.check_layout(name, tensor)
     if tensor.dtype != torch.int32:
         raise TypeError(
             invalid(f"{name}.dtype", tensor.dtype, "torch.int32", f"pass {name}.to(torch.int32)")
         )
-    checks.check_rank(name, tensor, extent, "flatten it")
+    checks.check_rank(name, tensor, extent, "reshape it")
     checks.check_device(name, tensor, q)
 
 

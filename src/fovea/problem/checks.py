@@ -82,7 +82,8 @@ def check_device(name: str, tensor: Tensor, q: Tensor) -> None:
 def check_rank(name: str, tensor: Tensor, axes: str, remedy: str) -> None:
     """Raise ValueError unless `tensor` has one axis for each name in `axes`."""
     if tensor.dim() != axes.count(",") + 1:
-        raise ValueError(invalid(f"{name}.shape", tuple(tensor.shape), f"({axes})", remedy))
+        allowed = f"({axes})" if "," in axes else f"({axes},)"
+        raise ValueError(invalid(f"{name}.shape", tuple(tensor.shape), allowed, remedy))
 
 
 def check_heads(shape_q: torch.Size, shape_k: torch.Size, shape_v: torch.Size) -> None:
@@ -92,16 +93,15 @@ def check_heads(shape_q: torch.Size, shape_k: torch.Size, shape_v: torch.Size) -
         raise ValueError(
             invalid("heads of v", shape_v[-2], f"{heads_kv}, the heads of k", "give k and v alike")
         )
-    if heads_kv < 1 or heads_q < 1 or heads_q % heads_kv != 0:
-        raise ValueError(
-            invalid(
-                "heads of q",
-                heads_q,
-                f"a positive multiple of the {heads_kv} heads of k and v",
-                "check the axis order: the layout is (batch, seqlen, heads, head_dim) except in "
-                "fovea.flex_attention, which takes (batch, heads, seqlen, head_dim)",
-            )
-        )
+    layouts = (
+        "check the axis order: the layout is (batch, seqlen, heads, head_dim) except in "
+        "fovea.flex_attention, which takes (batch, heads, seqlen, head_dim)"
+    )
+    if heads_kv < 1:
+        raise ValueError(invalid("heads of k and v", heads_kv, "at least 1", layouts))
+    if heads_q < 1 or heads_q % heads_kv != 0:
+        allowed = f"a positive multiple of the {heads_kv} heads of k and v"
+        raise ValueError(invalid("heads of q", heads_q, allowed, layouts))
     if shape_k[-1] != head_dim:
         raise ValueError(
             invalid("head_dim of k", shape_k[-1], f"{head_dim}, the head_dim of q", "match them")
@@ -226,7 +226,9 @@ def check_number(name: str, value: float, dtype: torch.dtype, *, is_positive: bo
                 f" of float32 ({f'{least:.3g} to ' if is_positive else ''}{most:.3g} in size)"
             )
         remedy = "pass None for no softcap" if is_positive else "pass None for 1/sqrt(head_dim)"
-        raise ValueError(invalid(name, value, allowed, remedy))
+        is_long = isinstance(value, int) and abs(value) > _FLOAT32.max  # hundreds of digits
+        got = f"an integer of {value.bit_length()} bits" if is_long else value
+        raise ValueError(invalid(name, got, allowed, remedy))
 
 
 def is_unreadable(tensor: Tensor) -> bool:

@@ -32,6 +32,16 @@ WRONG = {
     "a dilation of 0": (lambda: mods.dilated(10, 0), ValueError, r"dilation=0.*at least 1"),
     "a cap of 0": (lambda: mods.softcap(0.0), ValueError, r"cap=0.0.*above 0"),
     "a window of two numbers": (lambda: mods.sliding_window(IDS), ValueError, r"left.shape.*\(\)"),
+    "a window with a fraction": (
+        lambda: mods.sliding_window(2.5),
+        TypeError,
+        r"left=2.5 .*an integer.*not float",
+    ),
+    "a prefix with a fraction": (
+        lambda: mods.prefix_lm(torch.tensor(2.5)),
+        TypeError,
+        r"prefix.dtype=.*integers.*long",
+    ),
     "a flag as a number": (lambda: mods.strided(True), TypeError, r"stride=True.*not bool"),
 }
 

@@ -75,6 +75,7 @@ WRONG = {
     ),
     "softcap beyond float32": (dense, {"softcap": 1e300}, r"softcap=1e\+300.*float32"),
     "softcap that float32 makes 0": (dense, {"softcap": 1e-300}, "softcap=1e-300.*float32"),
+    "scale of many digits": (dense, {"scale": -(10**5000)}, r"scale=an integer of 16610 bits"),
     "scale beyond float32": (dense, {"scale": -1e39}, r"scale=-1e\+39.*float32"),
     "kernel_options": (flex, {"kernel_options": 3}, "kernel_options=int"),
     "fovea's AuxRequest in flex": (

@@ -5,7 +5,7 @@ a table long enough for its heads (`gathers.py`). Invariant: contents of tensors
 """
 
 import math
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -13,29 +13,49 @@ import torch
 from fovea.errors import invalid
 
 
-def check_number(
-    name: str, value: Any, least: float = -math.inf, *, is_above: bool = False
-) -> None:
-    """Raise unless a value is a number, or a tensor of one, of at least `least`, or above it.
+def check_number(name: str, value: Any, least: float) -> None:
+    """Raise unless a value is a number above `least`, or a tensor of one.
 
     Raises:
         TypeError: it is neither.
         ValueError: it is too small, or a tensor of several.
     """
-    allowed = "a number"
-    if least > -math.inf:
-        allowed = f"a number {'above' if is_above else 'of at least'} {least:g}"
+    allowed = f"a number above {least:g}"
     if isinstance(value, torch.Tensor):
-        if value.dim() > 0:
-            got = tuple(value.shape)
-            raise ValueError(invalid(f"{name}.shape", got, "()", "pass one number"))
+        _check_one(name, value)
         return
     if isinstance(value, bool) or not isinstance(value, Real | torch.SymInt | torch.SymFloat):
-        raise TypeError(
-            invalid(name, repr(value), allowed, f"pass one, not {type(value).__name__}")
-        )
-    if value < least or (is_above and value <= least):
+        raise TypeError(_of_wrong_type(name, value, allowed))
+    if value <= least:
         raise ValueError(invalid(name, value, allowed, "correct it"))
+
+
+def check_integer(name: str, value: Any, least: float = -math.inf) -> None:
+    """Raise unless a value is an integer of at least `least`, or a tensor of one.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: it is too small, or a tensor of several.
+    """
+    allowed = "an integer" if least == -math.inf else f"an integer of at least {least:g}"
+    if isinstance(value, torch.Tensor):
+        _check_one(name, value)
+        _check_integers(name, value)
+        return
+    if isinstance(value, bool) or not isinstance(value, Integral | torch.SymInt):
+        raise TypeError(_of_wrong_type(name, value, allowed))
+    if value < least:
+        raise ValueError(invalid(name, value, allowed, "correct it"))
+
+
+def _check_one(name: str, value: torch.Tensor) -> None:
+    if value.dim() > 0:
+        got = tuple(value.shape)
+        raise ValueError(invalid(f"{name}.shape", got, "()", "pass one number"))
+
+
+def _of_wrong_type(name: str, value: Any, allowed: str) -> str:
+    return invalid(name, repr(value), allowed, f"pass one, not {type(value).__name__}")
 
 
 def check_tensor(name: str, value: Any, *ranks: int, is_index: bool = False) -> None:
@@ -53,5 +73,10 @@ def check_tensor(name: str, value: Any, *ranks: int, is_index: bool = False) -> 
         raise ValueError(
             invalid(f"{name}.shape", tuple(value.shape), allowed, "reshape the tensor")
         )
-    if is_index and (value.dtype.is_floating_point or value.dtype.is_complex):
+    if is_index:
+        _check_integers(name, value)
+
+
+def _check_integers(name: str, value: torch.Tensor) -> None:
+    if value.dtype.is_floating_point or value.dtype.is_complex:
         raise TypeError(invalid(f"{name}.dtype", value.dtype, "integers", f"pass {name}.long()"))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fovea.mods.library.arguments import check_number, check_tensor
+from fovea.mods.library.arguments import check_integer, check_tensor
 from fovea.mods.library.combine import MaskMod
 
 
@@ -143,7 +143,7 @@ def vision_cross_attention(intervals: Tensor, tokens_per_image: int) -> MaskMod:
     Source: https://arxiv.org/abs/2204.14198.
     """
     check_tensor("intervals", intervals, 2, is_index=True)
-    check_number("tokens_per_image", tokens_per_image, 1)
+    check_integer("tokens_per_image", tokens_per_image, 1)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         interval = intervals[kv_idx // tokens_per_image]
@@ -171,7 +171,7 @@ def tree(prefix: int, ancestors: Tensor) -> MaskMod:
     Example: `tree(512, tree_ancestors([-1, 0, 1, 1, 3]))`.
     Source: SpecInfer, https://arxiv.org/abs/2305.09781.
     """
-    check_number("prefix", prefix, 0)
+    check_integer("prefix", prefix, 0)
     check_tensor("ancestors", ancestors, 2)
     nodes = ancestors.shape[0]
 
@@ -192,8 +192,8 @@ def draft_blocks(prefix: int, block: int) -> MaskMod:
     Example: `draft_blocks(512, 8)`.
     Source: JetSpec, https://arxiv.org/abs/2606.18394.
     """
-    check_number("prefix", prefix, 0)
-    check_number("block", block, 1)
+    check_integer("prefix", prefix, 0)
+    check_integer("block", block, 1)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         token = kv_idx - prefix

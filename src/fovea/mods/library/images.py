@@ -6,7 +6,7 @@ Lives here: masks whose indices stand for points of a grid. Not here: tables of 
 
 from typing import Any
 
-from fovea.mods.library.arguments import check_number
+from fovea.mods.library.arguments import check_integer
 from fovea.mods.library.combine import MaskMod
 
 
@@ -25,10 +25,10 @@ def natten_2d(height: int, width: int, kernel_height: int, kernel_width: int) ->
     Example: `natten_2d(32, 32, 7, 7)`.
     Source: https://arxiv.org/abs/2204.07143.
     """
-    check_number("height", height, 1)
-    check_number("width", width, 1)
-    check_number("kernel_height", kernel_height, 1)
-    check_number("kernel_width", kernel_width, 1)
+    check_integer("height", height, 1)
+    check_integer("width", width, 1)
+    check_integer("kernel_height", kernel_height, 1)
+    check_integer("kernel_width", kernel_width, 1)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         rows = _near(q_idx // width, kv_idx // width, height, kernel_height)
@@ -46,10 +46,10 @@ def local_2d(height: int, width: int, reach_height: int, reach_width: int) -> Ma
     Example: `local_2d(32, 32, 3, 3)` is a 7 x 7 window.
     Source: SASA, https://arxiv.org/abs/1906.05909.
     """
-    check_number("height", height, 1)
-    check_number("width", width, 1)
-    check_number("reach_height", reach_height, 0)
-    check_number("reach_width", reach_width, 0)
+    check_integer("height", height, 1)
+    check_integer("width", width, 1)
+    check_integer("reach_height", reach_height, 0)
+    check_integer("reach_width", reach_width, 0)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         rows = (q_idx // width - kv_idx // width).abs() <= reach_height
@@ -104,10 +104,10 @@ def natten_morton(height: int, width: int, kernel_height: int, kernel_width: int
     Example: `natten_morton(32, 32, 7, 7)`.
     Source: https://arxiv.org/abs/2204.07143; Z order as in attention-gym, masks/natten.
     """
-    check_number("height", height, 1)
-    check_number("width", width, 1)
-    check_number("kernel_height", kernel_height, 1)
-    check_number("kernel_width", kernel_width, 1)
+    check_integer("height", height, 1)
+    check_integer("width", width, 1)
+    check_integer("kernel_height", kernel_height, 1)
+    check_integer("kernel_width", kernel_width, 1)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         q_row, kv_row = _gathered_bits(q_idx >> 1), _gathered_bits(kv_idx >> 1)
@@ -196,6 +196,10 @@ def svg_spatial(
     Example: `svg_spatial(226, 1350, width=2)`.
     Source: https://arxiv.org/abs/2502.01776.
     """
+    check_integer("prompt", prompt, 0)
+    check_integer("frame", frame, 1)
+    check_integer("width", width, 0)
+    check_integer("multiple", multiple, 1)
     first = prompt + frame if sees_first_frame else prompt
     reach = width * frame // multiple * multiple
 
@@ -214,6 +218,10 @@ def svg_temporal(prompt: int, frames: int, frame: int, width: int = 2) -> MaskMo
     Example: `svg_temporal(226, 13, 1350)`.
     Source: https://arxiv.org/abs/2502.01776.
     """
+    check_integer("prompt", prompt, 0)
+    check_integer("frames", frames, 1)
+    check_integer("frame", frame, 1)
+    check_integer("width", width, 0)
     reach = width * frame // frames
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from fovea.errors import invalid
-from fovea.mods.library.arguments import check_number, check_tensor
+from fovea.mods.library.arguments import check_integer, check_tensor
 from fovea.mods.library.combine import MaskMod
 
 
@@ -33,11 +33,11 @@ def sliding_window(left: int, right: int = 0) -> MaskMod:
     Example: `sliding_window(1023)` shows 1024 keys, as Mistral's window of 1024 does.
     Source: https://arxiv.org/abs/2004.05150.
     """
-    check_number("left", left)
-    check_number("right", right)
+    check_integer("left", left)
+    check_integer("right", right)
     are_known = not (isinstance(left, Tensor) or isinstance(right, Tensor))
     if are_known and left + right < 0:
-        allowed = "numbers whose sum is at least 0"
+        allowed = "integers whose sum is at least 0"
         raise ValueError(invalid("left, right", (left, right), allowed, "no key lies between them"))
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -54,8 +54,8 @@ def dilated(window: int, dilation: int) -> MaskMod:
     Example: `dilated(1024, 4)` shows 257 keys that reach 1024 back.
     Source: https://arxiv.org/abs/2004.05150, section 3.1.
     """
-    check_number("window", window, 0)
-    check_number("dilation", dilation, 1)
+    check_integer("window", window, 0)
+    check_integer("dilation", dilation, 1)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         distance = q_idx - kv_idx
@@ -75,7 +75,7 @@ def prefix_lm(prefix: int | Tensor) -> MaskMod:
     if isinstance(prefix, Tensor):
         check_tensor("prefix", prefix, 0, 1, is_index=True)
     else:
-        check_number("prefix", prefix, 0)
+        check_integer("prefix", prefix, 0)
     if isinstance(prefix, Tensor):
         lengths = prefix
 
@@ -98,7 +98,7 @@ def chunked(chunk: int, causal: bool = True) -> MaskMod:
     Example: `chunked(8192)` is Llama 4's local attention.
     Source: https://ai.meta.com/blog/llama-4-multimodal-intelligence.
     """
-    check_number("chunk", chunk, 1)
+    check_integer("chunk", chunk, 1)
     if causal:
 
         def causal_chunks(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -121,7 +121,7 @@ def llama4_chunked(chunk: int = 8192, left_padding: Tensor | None = None) -> Mas
     Example: `llama4_chunked(8192, padding)`.
     Source: https://github.com/huggingface/transformers, masking_utils.
     """
-    check_number("chunk", chunk, 1)
+    check_integer("chunk", chunk, 1)
     if left_padding is None:
         return chunked(chunk)
     padding = left_padding
@@ -142,8 +142,8 @@ def streaming(window: int, sinks: int = 4) -> MaskMod:
     Example: `streaming(2044, sinks=4)`.
     Source: https://arxiv.org/abs/2309.17453.
     """
-    check_number("window", window, 0)
-    check_number("sinks", sinks, 0)
+    check_integer("window", window, 0)
+    check_integer("sinks", sinks, 0)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return (q_idx >= kv_idx) & ((kv_idx < sinks) | (q_idx - kv_idx < window))
@@ -159,7 +159,7 @@ def gpt_oss(window: int = 128) -> MaskMod:
     Example: `fovea.attention(q, k, v, mask_mod=gpt_oss(128), sink=sinks)`.
     Source: https://arxiv.org/abs/2508.10925.
     """
-    check_number("window", window, 0)
+    check_integer("window", window, 0)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return (q_idx >= kv_idx) & (q_idx - kv_idx < window)
@@ -191,7 +191,7 @@ def global_sliding_window(window: int, is_global: Tensor) -> MaskMod:
     Example: `global_sliding_window(256, flags)`.
     Source: https://arxiv.org/abs/2004.05150.
     """
-    check_number("window", window, 0)
+    check_integer("window", window, 0)
     check_tensor("is_global", is_global, 1)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -209,7 +209,7 @@ def checkerboard(size: int = 1) -> MaskMod:
     Example: `checkerboard(64)`.
     Source: attention-gym's notebook (https://github.com/meta-pytorch/attention-gym).
     """
-    check_number("size", size, 1)
+    check_integer("size", size, 1)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return (q_idx // size + kv_idx // size) % 2 == 0
@@ -225,7 +225,7 @@ def strided(stride: int) -> MaskMod:
     Example: `strided(128)`.
     Source: Sparse Transformer, https://arxiv.org/abs/1904.10509, section 4.3 (fixed pattern).
     """
-    check_number("stride", stride, 1)
+    check_integer("stride", stride, 1)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         local = q_idx - kv_idx < stride
@@ -244,8 +244,8 @@ def block_diffusion(length: int, block: int) -> MaskMod:
     Example: `block_diffusion(1024, 16)`.
     Source: https://arxiv.org/abs/2503.09573, section 3.1.
     """
-    check_number("length", length, 1)
-    check_number("block", block, 1)
+    check_integer("length", length, 1)
+    check_integer("block", block, 1)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         q_noised, kv_noised = q_idx < length, kv_idx < length

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fovea.mods.library.arguments import check_number, check_tensor
+from fovea.mods.library.arguments import check_integer, check_number, check_tensor
 from fovea.mods.library.combine import ScoreMod
 from fovea.mods.values import made_for
 
@@ -21,7 +21,7 @@ def alibi_slopes(heads: int) -> Tensor:
 
     Shapes: -> (heads,) fp32.
     """
-    check_number("heads", heads, 1)
+    check_integer("heads", heads, 1)
     base = 2 ** math.floor(math.log2(heads))
     slopes = [2.0 ** (-8.0 * (i + 1) / base) for i in range(base)]
     slopes += [2.0 ** (-4.0 * (2 * i + 1) / base) for i in range(heads - base)]
@@ -46,7 +46,7 @@ def alibi(heads: int | None = None, slopes: Tensor | None = None) -> ScoreMod:
         return with_table
     if heads is None:
         raise ValueError("alibi needs heads or slopes; pass the number of query heads")
-    check_number("heads", heads, 1)
+    check_integer("heads", heads, 1)
     rate = 8.0 / heads
 
     def mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -64,7 +64,7 @@ def softcap(cap: float) -> ScoreMod:
     Example: `softcap(30.0)`; the keyword softcap= applies it before a score_mod.
     Source: Gemma 2, https://arxiv.org/abs/2408.00118.
     """
-    check_number("cap", cap, 0, is_above=True)
+    check_number("cap", cap, 0)
 
     def mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return cap * torch.tanh(score / cap)
@@ -80,13 +80,14 @@ def gemma2(cap: float = 50.0, window: int | None = None) -> ScoreMod:
     Example: `gemma2(50.0, window=4096)`; masks apart let whole blocks be skipped.
     Source: https://arxiv.org/abs/2408.00118.
     """
-    check_number("cap", cap, 0, is_above=True)
+    check_number("cap", cap, 0)
     if window is None:
 
         def global_layer(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
             return torch.where(q_idx >= kv_idx, cap * torch.tanh(score / cap), -float("inf"))
 
         return global_layer
+    check_integer("window", window, 1)
     width = window
 
     def local_layer(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -131,7 +132,7 @@ def relative_bias(table: Tensor, max_distance: int) -> ScoreMod:
     Source: https://arxiv.org/abs/1803.02155.
     """
     check_tensor("table", table, 2)
-    check_number("max_distance", max_distance, 0)
+    check_integer("max_distance", max_distance, 0)
 
     def mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         distance = (q_idx - kv_idx).clamp(-max_distance, max_distance)
@@ -150,7 +151,7 @@ def t5_bias(table: Tensor, max_distance: int = 128, bidirectional: bool = True) 
     Source: https://arxiv.org/abs/1910.10683, section 2.1.
     """
     check_tensor("table", table, 2)
-    check_number("max_distance", max_distance, 1)
+    check_integer("max_distance", max_distance, 1)
     buckets = table.shape[0] // 2 if bidirectional else table.shape[0]
     exact = buckets // 2
     reach, wide = math.log(max_distance / exact), buckets - exact
@@ -237,9 +238,9 @@ def sandwich(heads: int, max_length: int, width: int = 128, device: Any = None) 
     Example: `sandwich(heads=12, max_length=2048)`.
     Source: https://arxiv.org/abs/2212.10356.
     """
-    check_number("heads", heads, 1)
-    check_number("max_length", max_length, 1)
-    check_number("width", width, 1)
+    check_integer("heads", heads, 1)
+    check_integer("max_length", max_length, 1)
+    check_integer("width", width, 1)
     rates = 10000.0 ** (-torch.arange(0, width, 2, device=device, dtype=torch.float64) / width)
     distances = torch.arange(max_length, device=device, dtype=torch.float64)
     table = torch.cos(distances[:, None] * rates).sum(1).float()

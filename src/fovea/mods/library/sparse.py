@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fovea.errors import invalid
-from fovea.mods.library.arguments import check_tensor
+from fovea.mods.library.arguments import check_integer, check_tensor
 from fovea.mods.library.combine import MaskMod
 
 
@@ -26,7 +26,8 @@ def selected_tiles(top_k: Tensor, tile: int, sizes: Tensor | None = None) -> Mas
     Example: `selected_tiles(scores.topk(8).indices, 64)`.
     Source: video sparse attention, https://arxiv.org/abs/2505.13389.
     """
-    check_tensor("top_k", top_k, 4)
+    check_tensor("top_k", top_k, 4, is_index=True)
+    check_integer("tile", tile, 1)
     if sizes is None:
 
         def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -53,6 +54,7 @@ def block_map(visible: Tensor, tile: int, sizes: Tensor | None = None) -> MaskMo
     Source: video sparse attention, https://arxiv.org/abs/2505.13389.
     """
     check_tensor("visible", visible, 4)
+    check_integer("tile", tile, 1)
     table = visible.bool()
     if sizes is None:
 
@@ -77,6 +79,8 @@ def tile_padding(sizes: Tensor, tile: int) -> MaskMod:
     Example: `tile_padding(tiles.sizes, tiles.tokens)`.
     Source: video sparse attention, https://arxiv.org/abs/2505.13389.
     """
+    check_tensor("sizes", sizes, 1, is_index=True)
+    check_integer("tile", tile, 1)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return kv_idx % tile < sizes[kv_idx // tile]
@@ -92,7 +96,7 @@ def top_k_tokens(indices: Tensor) -> MaskMod:
     Example: `top_k_tokens(index_scores.topk(64).indices)`.
     Source: DeepSeek sparse attention, https://arxiv.org/abs/2512.02556.
     """
-    check_tensor("indices", indices, 3)
+    check_tensor("indices", indices, 3, is_index=True)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return (indices[b, q_idx] == kv_idx).any(-1)
