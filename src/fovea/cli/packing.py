@@ -56,7 +56,8 @@ def make_inputs(
     }
     if page_size is None:
         keywords = call.keywords | lengths | {"cu_seqlens_kv": _bounds(dense.k)}
-        return Inputs(*(x.flatten(0, 1) for x in dense[:3]), keywords)
+        q, k, v = (x.flatten(0, 1) for x in dense[:3])
+        return Inputs(q, k, v, keywords)
     batch = dense.q.shape[0]
     pages = -(-seqlen_kv // page_size)
     table = torch.arange(batch * pages, dtype=torch.int32, device=device).view(batch, pages)

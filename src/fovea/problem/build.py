@@ -238,7 +238,7 @@ def _check_paged_kv(q: Tensor, k: Tensor, v: Tensor, where: VarlenRequest, batch
         if where.cu_seqlens_kv is not None:
             raise ValueError(invalid("cu_seqlens_kv", "given", allowed, remedy))
         raise ValueError(invalid("seqused_kv", None, allowed, remedy))
-    table = where.page_table
+    table = cast(Tensor, where.page_table)  # or whatever else was passed, but None
     _check_index("page_table", table, q, "batch, max_pages")
     _check_entries("page_table", table, batch)
     for name, tensor in (("k", k), ("v", v)):

@@ -226,8 +226,9 @@ def check_number(name: str, value: float, dtype: torch.dtype, *, is_positive: bo
                 f" of float32 ({f'{least:.3g} to ' if is_positive else ''}{most:.3g} in size)"
             )
         remedy = "pass None for no softcap" if is_positive else "pass None for 1/sqrt(head_dim)"
-        is_long = isinstance(value, int) and abs(value) > _FLOAT32.max  # hundreds of digits
-        got = f"an integer of {value.bit_length()} bits" if is_long else value
+        got: object = value
+        if type(value) is int and abs(value) > _FLOAT32.max:  # it has hundreds of digits
+            got = f"an integer of {value.bit_length()} bits"
         raise ValueError(invalid(name, got, allowed, remedy))
 
 
