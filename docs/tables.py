@@ -23,7 +23,7 @@ import torch
 import fovea
 from fovea import env
 from fovea.arch import ARCHS
-from fovea.mods.operators import OPERATORS
+from fovea.mods.handlers import OPERATORS
 from fovea.plan import draw, sm100
 from fovea.plan.features import ForwardFeatures
 

@@ -10,11 +10,11 @@ only the first; and an argument that would change the result is used or raises.
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 
 from fovea.api import attention, attention_varlen
 from fovea.errors import FoveaWarning, UnsupportedError, invalid
@@ -52,18 +52,33 @@ def register(name: str = NAME) -> None:
     module.AttentionMaskInterface.register(name, attention_mask)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Mask:
+class Mask(BlockMask):
     """What transformers hands from the mask function to every layer's attention.
 
+    A BlockMask, since `generate` with a static cache prepares masks and hands them to the model,
+    which takes a 4-D tensor or a BlockMask for a finished one. It has one block, as large as the
+    call, and a complete `mask_mod`: wherever torch makes a plain BlockMask of it, that says the
+    same.
+
     Attributes:
-        mask_mod: None where `is_causal` says all.
         is_causal: nothing right of the bottom-right diagonal is visible, so it need not be looked
             at; `mask_mod` may hide more.
+        is_plain: with `is_causal`, `mask_mod` hides no more than that.
     """
 
-    mask_mod: type_of_mod | None
     is_causal: bool
+    is_plain: bool
+
+    def __init__(
+        self, *of_torch: Any, is_causal: bool = False, is_plain: bool = False, **keywords: Any
+    ) -> None:
+        super().__init__(*of_torch, **keywords)
+        self.is_causal, self.is_plain = is_causal, is_plain
+
+    @property
+    def ndim(self) -> int:
+        """4: GPT-2 and others ask a mask for it, of which a BlockMask has none."""
+        return 4
 
 
 def attention_mask(
@@ -92,14 +107,31 @@ def attention_mask(
     )
     # With this flag transformers promises a causal mask, perhaps a windowed one, and nothing else.
     is_causal = is_aligned and bool(options.get("allow_is_causal_skip", function is None))
+    is_plain = is_causal and padding is None
     if function is None or _is_plain_causal(function):
-        if is_causal and padding is None:
-            return Mask(mask_mod=None, is_causal=True)
         function = _causal
+    else:
+        is_plain = False
     if padding is not None:
         missing = kv_length + (kv_offset if isinstance(kv_offset, int) else 0) - padding.shape[-1]
         padding = torch.nn.functional.pad(padding.bool(), (0, max(missing, 0)))
-    return Mask(mask_mod=_at_offsets(function, q_offset, kv_offset, padding), is_causal=is_causal)
+    one = torch.ones(1, 1, 1, dtype=torch.int32, device=device)
+    first = torch.zeros(1, 1, 1, 1, dtype=torch.int32, device=device)
+    return Mask(
+        seq_lengths=(q_length, kv_length),
+        kv_num_blocks=one,
+        kv_indices=first,
+        full_kv_num_blocks=None,
+        full_kv_indices=None,
+        q_num_blocks=one,
+        q_indices=first,
+        full_q_num_blocks=None,
+        full_q_indices=None,
+        BLOCK_SIZE=(q_length, kv_length),
+        mask_mod=_at_offsets(function, q_offset, kv_offset, padding),
+        is_causal=is_causal,
+        is_plain=is_plain,
+    )
 
 
 def attention_forward(
@@ -148,7 +180,8 @@ def attention_forward(
     if attention_mask is None:
         keywords |= _causal_keywords(module, query, options, is_packed=is_packed)
     elif isinstance(attention_mask, Mask):
-        keywords |= {"causal": attention_mask.is_causal, "mask_mod": attention_mask.mask_mod}
+        mask_mod = None if attention_mask.is_plain else attention_mask.mask_mod
+        keywords |= {"causal": attention_mask.is_causal, "mask_mod": mask_mod}
     elif not isinstance(attention_mask, Tensor):
         keywords["block_mask"] = attention_mask
     elif attention_mask.dtype == torch.bool:
@@ -252,8 +285,11 @@ def _is_plain_causal(function: type_of_mod) -> bool:
 
 
 def _offset(offset: int | Tensor, device: torch.device) -> int | Tensor:
-    """Return an offset; a tensor, as static caches have it, is never read on the host."""
-    return offset.to(device) if isinstance(offset, Tensor) else int(offset)
+    """Return an offset; a tensor, as static caches have it, is never read on the host.
+
+    It is copied: every layer of a static cache adds to its own in place before it attends.
+    """
+    return offset.to(device, copy=True) if isinstance(offset, Tensor) else int(offset)
 
 
 _has_warned = False

@@ -15,9 +15,8 @@ from fovea.mods.graph import DTYPE_NAME
 FLOATS = ("f16", "bf16", "f32", "f64")
 INTEGERS = ("u8", "i8", "i16", "i32", "i64")
 _F32_MAX = 3.4028234663852886e38
-# What torch.full takes; -1 is 255 as u8.
 _INTEGER_RANGE = {
-    "u8": (-255, 255),
+    "u8": (0, 255),
     "i8": (-(2**7), 2**7 - 1),
     "i16": (-(2**15), 2**15 - 1),
     "i32": (-(2**31), 2**31 - 1),
@@ -166,6 +165,8 @@ class GraphBuilder:
             return self.add("const", (), dtype, (number,))
         number = int(value)
         low, high = _INTEGER_RANGE[dtype]
+        if dtype == "u8" and -255 <= number < 0:
+            number += 256  # torch.full takes -1 for 255
         if number < low or number > high:
             raise TraceError(
                 f"the number {number} does not fit {dtype} (allowed: {low} to {high}); use a "
@@ -190,16 +191,24 @@ class GraphBuilder:
         if term.dtype == dtype:
             return Term(term.node, dtype, term.dims)
         value = self.constant_value(term.node)
-        # A half constant was rounded by its dtype: only exact conversions fold.
-        if value is not None and term.dtype not in ("f16", "bf16"):
-            return Term(self.constant(value, dtype), dtype)
+        if value is not None and _folds(value, term.dtype, dtype):
+            return Term(self.constant(wrapped(value, dtype), dtype), dtype)
         return Term(self.add("cast", (term.node,), dtype), dtype, term.dims)
+
+    def operand(self, term: Term, dtype: str) -> Term:
+        """Return a cast operand of arithmetic or a comparison: there torch wraps Python numbers.
+
+        Everywhere else (where, clamp, full, the exponent of pow) it refuses one beyond the dtype.
+        """
+        if term.node < 0 and term.value is not None:
+            return self.cast(number_term(wrapped(term.value, dtype)), dtype)
+        return self.cast(term, dtype)
 
     # ------------------------------------------------------------------------------- pointwise
 
     def pointwise(self, op: str, terms: Sequence[Term], dtype: str, result: str = "") -> Term:
         """Return op(terms) with every operand cast to `dtype`; `result` is the node's dtype."""
-        cast = [self.cast(term, dtype) for term in terms]
+        cast = [self.operand(term, dtype) for term in terms]
         aligned, dims = self.align(cast)
         node = self.fold(op, tuple(term.node for term in aligned), result or dtype)
         return Term(node, result or dtype, dims)
@@ -376,6 +385,25 @@ def attrs_key(attrs: tuple[bool | int | float, ...]) -> str:
         else:
             words.append(float_key(value))
     return ",".join(words)
+
+
+def wrapped(value: bool | int | float, dtype: str) -> bool | int | float:
+    """Return an integer cut to the width of an integer dtype, as torch's casts do.
+
+    One beyond 64 bits stays as it is: torch takes none.
+    """
+    low, high = _INTEGER_RANGE.get(dtype, (0, 0))
+    if isinstance(value, (bool, float)) or high == 0 or not -(2**63) <= value < 2**63:
+        return value
+    return (value - low) % (high - low + 1) + low
+
+
+def _folds(value: bool | int | float, dtype: str, wanted: str) -> bool:
+    """Return whether a constant is exact in its own dtype, and its cast is defined."""
+    if dtype in ("f16", "bf16"):
+        return False
+    low, high = _INTEGER_RANGE.get(wanted, (0, 0))
+    return high == 0 or not isinstance(value, float) or low <= value <= high
 
 
 def float_key(value: float) -> str:

@@ -12,13 +12,14 @@ looks at a traced value.
 import os
 import re
 import sys
+import traceback
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
-from fovea.mods.operators import OPERATORS
+from fovea.mods.handlers import OPERATORS
 from fovea.mods.values import CapturedNumber
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -105,12 +106,41 @@ def operator_by_name(function: Any) -> Any:
     return OPERATORS.get(f"{space}::{base}")
 
 
+def problem_in_torch(error: Exception) -> str | None:
+    """Return what to say where torch itself failed inside a mod, None of the mod's own errors.
+
+    Torch's higher-order functions (cond, while_loop, vmap) know nothing of traced values.
+    """
+    text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    lines = [number for _, number in traceback.walk_tb(error.__traceback__)]
+    names = [frame.f_code.co_filename for frame in frames]
+    if "EagerTraced" not in text and not names[-1].startswith(_TORCH):
+        return None
+    last = max([place for place, name in enumerate(names) if _is_of_user(name)], default=0)
+    called = [
+        frame.f_code.co_qualname.partition(".<locals>")[0]
+        for frame in frames[last + 1 :]
+        if frame.f_code.co_filename.startswith(_TORCH)
+    ]
+    what = f"{called[0]} cannot be traced in a mod" if called else "a mod failed"
+    return (
+        f"{what} ({text.replace('EagerTraced', 'traced value')}); write it with elementwise torch "
+        f"functions, torch.where in place of a branch [{names[last]}:{lines[last]}]"
+    )
+
+
+def _is_of_user(name: str) -> bool:
+    """Return whether a file is neither ours nor torch's."""
+    return not name.startswith((_HERE, _TORCH)) or name.startswith(os.path.join(_HERE, "library"))
+
+
 def user_line() -> str:
     """Return file:line of the innermost frame that is neither ours nor torch's."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith((_HERE, _TORCH)) or name.startswith(os.path.join(_HERE, "library")):
+        if _is_of_user(name):
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return "unknown line"

@@ -16,7 +16,7 @@ from torch import Tensor
 from fovea.errors import TraceError
 from fovea.mods.builder import Term
 from fovea.mods.graph import DTYPE_NAME
-from fovea.mods.operators import OPERATORS, Handler, Tracing, register
+from fovea.mods.handlers import OPERATORS, Handler, Tracing, register
 
 
 def cast_to(dtype: str) -> Handler:

@@ -9,6 +9,7 @@ before anything runs.
 from functools import lru_cache
 
 from fovea.errors import invalid
+from fovea.mods.builder import wrapped
 from fovea.mods.graph import Graph, Node
 from fovea.mods.trace import TracedMod
 
@@ -30,9 +31,9 @@ def has_divisors(graph: Graph) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def scalar_divisors(graph: Graph) -> tuple[int, ...]:
-    """Return the slots of the run-time numbers that the mod divides integers by."""
-    slots: dict[int, None] = {}
+def scalar_divisors(graph: Graph) -> tuple[tuple[int, str], ...]:
+    """Return slots of run-time numbers that the mod divides integers by, with these' dtypes."""
+    slots: dict[tuple[int, str], None] = {}
     for node in graph.nodes:
         if not is_integer_division(node):
             continue
@@ -40,7 +41,7 @@ def scalar_divisors(graph: Graph) -> tuple[int, ...]:
         while divisor.op in ("cast", "abs", "neg"):
             divisor = graph.nodes[divisor.args[0]]
         if divisor.op == "scalar":
-            slots[int(divisor.attrs[0])] = None
+            slots[int(divisor.attrs[0]), node.dtype] = None
     return tuple(slots)
 
 
@@ -50,14 +51,14 @@ def check_divisors(name: str, mod: TracedMod) -> None:
     Outside `torch.compile` the trace itself refuses it and names the line; there the number may be
     a symbol, which has its value when the operator runs.
     """
-    for slot in scalar_divisors(mod.graph):
-        if mod.scalars[slot] == 0:
+    for slot, dtype in scalar_divisors(mod.graph):
+        if wrapped(mod.scalars[slot], dtype) == 0:
             raise ValueError(
                 invalid(
                     f"a number that {name}{f' ({mod.source})' if mod.source else ''} captures and "
                     "divides integers by",
                     mod.scalars[slot],
-                    "any other number",
+                    f"a number that is not 0 as {dtype}",
                     "capture another one, or branch on it in Python before dividing",
                 )
             )

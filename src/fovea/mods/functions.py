@@ -1,8 +1,8 @@
-"""Torch functions made of several nodes, constants made inside a mod, attributes, and refusals.
+"""Torch functions made of several nodes, attributes of traced values, and refusals.
 
-Lives here: activations and other composites, `zeros`, `full`, `new_ones` and their like, in-place
-variants, attributes of traced values. Not here: single nodes (`operators.py`), rows
-(`indexing.py`). Invariant: a composite has torch's value and torch's derivative, kinks included.
+Lives here: activations and other composites, in-place variants. Not here: single nodes
+(`operators.py`), rows (`indexing.py`), constants (`factories.py`). Invariant: a composite has
+torch's value and torch's derivative, kinks included.
 """
 
 # User code hands over values of any type: what isinstance leaves of `Any` is unknown to pyright.
@@ -17,19 +17,16 @@ import torch
 from torch import Tensor
 
 from fovea.errors import TraceError
-from fovea.mods.builder import FLOATS, Term, default_float
-from fovea.mods.casts import name_of
+from fovea.mods.builder import FLOATS, Term, default_float, result_dtype
 from fovea.mods.graph import TORCH_DTYPE
-from fovea.mods.indexing import broadcast_to, getitem
+from fovea.mods.handlers import OPERATORS, Handler, Tracing, register
+from fovea.mods.indexing import getitem
 from fovea.mods.operators import (
-    OPERATORS,
-    Handler,
-    Tracing,
     binary,
     clamp,
     compare,
     enter_python_operators,
-    register,
+    is_float,
     unary,
     where,
 )
@@ -155,6 +152,9 @@ def _reciprocal(t: Tracing, x: Any) -> Term:
 
 
 def _addcmul(t: Tracing, x: Any, y: Any, z: Any, value: Any = 1) -> Term:
+    dtype = result_dtype([t.term(operand) for operand in (x, y, z)])
+    if dtype not in FLOATS:  # a number beyond the dtype is refused, as with alpha
+        value = t.builder.cast(t.term(value), dtype)
     return binary(t, "add", x, binary(t, "mul", binary(t, "mul", y, z), value))
 
 
@@ -162,7 +162,16 @@ def _addcdiv(t: Tracing, x: Any, y: Any, z: Any, value: Any = 1) -> Term:
     return binary(t, "add", x, binary(t, "mul", binary(t, "div", y, z), value))
 
 
+def _number(t: Tracing, value: Any, dtype: str) -> Any:
+    """Return a Python number in a dtype, lest it count as a tensor once something is made of it."""
+    term = t.term(value)
+    return (
+        t.builder.cast(term, dtype if dtype in FLOATS else default_float()) if term.weak else value
+    )
+
+
 def _lerp(t: Tracing, x: Any, y: Any, weight: Any) -> Term:
+    weight = _number(t, weight, result_dtype((t.term(x), t.term(y))))
     near = binary(t, "add", x, binary(t, "mul", weight, binary(t, "sub", y, x)))
     rest = binary(t, "mul", binary(t, "sub", y, x), binary(t, "sub", 1, weight))
     far = binary(t, "sub", y, rest)
@@ -171,6 +180,8 @@ def _lerp(t: Tracing, x: Any, y: Any, weight: Any) -> Term:
 
 def _copysign(t: Tracing, x: Any, y: Any) -> Term:
     size = unary(t, "abs", x)
+    if not is_float(size):
+        size = t.builder.cast(size, default_float())
     # 1 / -0.0 is -inf: tells the two zeros apart
     negative = compare(t, "lt", where(t, compare(t, "eq", y, 0), _reciprocal(t, y), y), 0)
     return where(t, negative, unary(t, "neg", size), size)
@@ -207,13 +218,17 @@ def _frac(t: Tracing, x: Any) -> Term:
 
 
 def _xlogy(t: Tracing, x: Any, y: Any) -> Term:
+    y = _number(t, y, result_dtype((t.term(x), t.term(y))))
     product = binary(t, "mul", x, unary(t, "log", y))
-    zero = where(t, compare(t, "ne", y, y), math.nan, 0.0)
-    return where(t, compare(t, "eq", x, 0), zero, product)
+    nan, zero = (t.builder.strong(value, product.dtype) for value in (math.nan, 0.0))
+    return where(t, compare(t, "eq", x, 0), where(t, compare(t, "ne", y, y), nan, zero), product)
 
 
 def _logit(t: Tracing, x: Any, eps: Any = None) -> Term:
-    p = x if eps is None else clamp(t, x, eps, binary(t, "sub", 1.0, eps))
+    p = x
+    if eps is not None:
+        eps = _number(t, eps, t.term(x).dtype)
+        p = clamp(t, x, eps, binary(t, "sub", 1.0, eps))
     return unary(t, "log", binary(t, "div", p, binary(t, "sub", 1.0, p)))
 
 
@@ -272,97 +287,6 @@ def _scaled_by(factor: float) -> Handler:
 
     return handler
 
-
-# ----------------------------------------------------------------------------------- constants
-
-
-def _size(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(args[0]) if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
-
-
-def _filled(t: Tracing, value: Any, dtype: Any, size: tuple[Any, ...], default: str) -> Term:
-    """Return a constant of a shape, strong as a tensor is."""
-    name = default if dtype is None else name_of(dtype)
-    return broadcast_to(t, t.builder.cast(t.term(value), name), tuple(t.fixed(s) for s in size))
-
-
-def _like(value: Any) -> Handler:
-    def handler(t: Tracing, x: Any, *, dtype: Any = None, **_: Any) -> Term:
-        term = t.term(x)
-        return _filled(t, value, dtype, t.builder.shape(term), term.dtype)
-
-    return handler
-
-
-def _full_like(t: Tracing, x: Any, fill_value: Any, *, dtype: Any = None, **_: Any) -> Term:
-    return _like(fill_value)(t, x, dtype=dtype)
-
-
-def _new(value: Any) -> Handler:
-    def handler(t: Tracing, x: Any, *size: Any, dtype: Any = None, **names: Any) -> Term:
-        shape = _size(size) if size else tuple(names.get("size", ()))
-        return _filled(t, value, dtype, shape, t.term(x).dtype)
-
-    return handler
-
-
-def _new_full(
-    t: Tracing, x: Any, size: Any, fill_value: Any, *, dtype: Any = None, **_: Any
-) -> Term:
-    return _filled(t, fill_value, dtype, tuple(size), t.term(x).dtype)
-
-
-def natural_dtype(t: Tracing, value: Any) -> str:
-    """Return the dtype that torch.tensor gives a number."""
-    dtype = t.term(value).dtype
-    return default_float() if dtype in FLOATS and t.term(value).weak else dtype
-
-
-def _new_tensor(t: Tracing, x: Any, data: Any, *, dtype: Any = None, **_: Any) -> Term:
-    return _filled(t, data, dtype, (), natural_dtype(t, data))
-
-
-def _tensor(t: Tracing, data: Any, *, dtype: Any = None, **_: Any) -> Term:
-    return _filled(t, data, dtype, (), natural_dtype(t, data))
-
-
-def _as_tensor(t: Tracing, data: Any, dtype: Any = None, device: Any = None) -> Term:
-    return _filled(t, data, dtype, (), natural_dtype(t, data))
-
-
-def _constant(value: Any) -> Handler:
-    def handler(t: Tracing, *size: Any, dtype: Any = None, **_: Any) -> Term:
-        return _filled(t, value, dtype, (), default_float())
-
-    return handler
-
-
-def _full(t: Tracing, size: Any, fill_value: Any, *, dtype: Any = None, **_: Any) -> Term:
-    return _filled(t, fill_value, dtype, (), natural_dtype(t, fill_value))
-
-
-def _is_number(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether the data is one number: longer data makes a real tensor."""
-    data = args[0] if args else kwargs.get("data", ())
-    return isinstance(data, (bool, int, float))
-
-
-def _is_scalar_shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether a factory makes one element without dimensions."""
-    size = args[0] if args else kwargs.get("size", (1,))
-    return isinstance(size, (tuple, list)) and len(size) == 0  # pyright: ignore[reportUnknownArgumentType]
-
-
-# Factories called without any traced argument: (is it ours?, handler). Others run as they are.
-FACTORIES: dict[Any, tuple[Any, Handler]] = {
-    torch.tensor: (_is_number, _tensor),
-    torch.scalar_tensor: (_is_number, _tensor),
-    torch.as_tensor: (_is_number, _as_tensor),
-    torch.zeros: (_is_scalar_shape, _constant(0.0)),
-    torch.ones: (_is_scalar_shape, _constant(1.0)),
-    torch.empty: (_is_scalar_shape, _constant(0.0)),
-    torch.full: (_is_scalar_shape, _full),
-}
 
 # ---------------------------------------------------------------------------------- attributes
 
@@ -447,11 +371,8 @@ def _enter() -> None:
         *(("hardsigmoid", _hardsigmoid), ("hardswish", _hardswish)),
         *(("softshrink", _softshrink), ("hardshrink", _hardshrink), ("threshold", _threshold)),
         *(("deg2rad", _scaled_by(math.pi / 180)), ("rad2deg", _scaled_by(180 / math.pi))),
-        *(("zeros_like", _like(0)), ("ones_like", _like(1)), ("empty_like", _like(0))),
-        *(("full_like", _full_like), ("new_zeros", _new(0)), ("new_ones", _new(1))),
-        *(("new_empty", _new(0)), ("new_full", _new_full), ("new_tensor", _new_tensor)),
-        *(("tensor as_tensor scalar_tensor", _tensor), ("full", _full), ("size", _size_of)),
         *(("dim ndimension", _rank), ("__len__", _length), ("numel nelement", _numel)),
+        ("size", _size_of),
         *(("is_floating_point", _is_floating), ("__repr__ __str__ __format__", _text)),
     ):
         register(names, handler)

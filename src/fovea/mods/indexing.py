@@ -18,16 +18,8 @@ from torch import Tensor
 from fovea.errors import GatherError, TraceError
 from fovea.mods.builder import FLOATS, Term, default_float
 from fovea.mods.casts import name_of
-from fovea.mods.operators import (
-    OPERATORS,
-    Tracing,
-    binary,
-    compare,
-    register,
-    truth,
-    unary,
-    where,
-)
+from fovea.mods.handlers import OPERATORS, Tracing, register
+from fovea.mods.operators import binary, compare, truth, unary, where
 
 
 def _items(index: Any, rank: int) -> list[Any]:
@@ -76,6 +68,11 @@ def _index_term(t: Tracing, item: Any, extent: Any) -> Term:
     if isinstance(item, (bool, list)):
         raise TraceError(f"index {item!r} cannot be traced; index with integers or a tensor")
     term = t.term(item)
+    if term.dtype == "u8":
+        raise TraceError(
+            "a tensor was indexed by a value of dtype u8, which torch takes for a mask like a bool "
+            "(allowed: wider integers); use .long(), or torch.where for a choice by a bool"
+        )
     if term.dtype == "b1" or term.dtype in FLOATS:
         raise TraceError(
             f"a tensor was indexed by a value of dtype {term.dtype} (allowed: integers); "

@@ -1,8 +1,9 @@
-"""What each torch function means on traced values: the table from functions to graph nodes.
+"""What pointwise torch functions mean on traced values: handlers that make graph nodes.
 
-Lives here: pointwise functions, reductions, casts and constants. Not here: indexing and shapes
-(`indexing.py`), the classes that users' code meets (`trace.py`). Invariant: promotion and rounding
-are torch's, so that a graph evaluates to what the function would have given under `torch.vmap`.
+Lives here: arithmetic, comparisons, logic and choices. Not here: the table they enter
+(`handlers.py`), indexing and shapes (`indexing.py`), the classes that users' code meets
+(`values.py`). Invariant: promotion and rounding are torch's, so that a graph evaluates to what the
+function would have given under `torch.vmap`.
 """
 
 # User code hands over values of any type: what isinstance leaves of `Any` is unknown to pyright.
@@ -10,65 +11,17 @@ are torch's, so that a graph evaluates to what the function would have given und
 # pyright: reportUnknownMemberType=false
 
 import operator
-from collections.abc import Callable
 from types import FunctionType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fovea.errors import TraceError
-from fovea.mods.builder import (
-    FLOATS,
-    GraphBuilder,
-    Term,
-    default_float,
-    result_dtype,
-)
+from fovea.mods.builder import FLOATS, Term, default_float, result_dtype, wrapped
+from fovea.mods.handlers import OPERATORS, PYTHON_METHODS, Handler, Tracing, register
 
-Handler = Callable[..., Any]
-
-
-class Tracing(Protocol):
-    """What handlers need of the tracer."""
-
-    builder: GraphBuilder
-    compiling: bool
-    device: torch.device
-
-    def term(self, value: Any) -> Term:
-        """Return the term of anything that a mod may combine with traced values."""
-        ...
-
-    def source(self, base: Any) -> Any:
-        """Return what is being indexed."""
-        ...
-
-    def fixed_extent(self, source: Any, dimension: int) -> int:
-        """Return an extent that the graph will contain."""
-        ...
-
-    def divisor(self, value: Any) -> int | float | None:
-        """Return 0 where a Python number is 0, and remember that the trace depends on that."""
-        ...
-
-    def fixed(self, value: Any) -> Any:
-        """Return a Python number, specialising a captured one to its present value."""
-        ...
-
-
-OPERATORS: dict[Any, Handler] = {}
-# Methods that torch writes in Python: Dynamo's function objects for them are not ours, names are.
-PYTHON_METHODS: dict[str, Handler] = {}
-
-
-def register(names: str, handler: Handler) -> None:
-    """Enter a handler for every torch function of these names, methods and F included."""
-    for name in names.split():
-        for space in (torch, Tensor, torch.nn.functional, torch.special):
-            function = getattr(space, name, None)
-            if function is not None and callable(function):
-                OPERATORS.setdefault(function, handler)
+_INDICES = ("b", "h", "q_idx", "kv_idx")  # never negative
 
 
 def is_float(term: Term) -> bool:
@@ -89,26 +42,37 @@ def binary(t: Tracing, op: str, x: Any, y: Any) -> Term:
             raise TraceError(f"{op} of two bool values is not defined; cast one with .int()")
         return t.builder.pointwise(logical, terms, "b1")
     if op in ("floordiv", "mod") and dtype not in FLOATS:
-        refuse_zero(t, y)
+        refuse_zero(t, y, dtype)
     if op in ("div", "atan2") and dtype not in FLOATS:
         dtype = default_float()
     return t.builder.pointwise(op, terms, dtype)
 
 
-def refuse_zero(t: Tracing, divisor: Any) -> None:
-    """Raise where integers are divided by a number that is 0 at every position, as torch does."""
+def refuse_zero(t: Tracing, divisor: Any, dtype: str) -> None:
+    """Raise where integers are divided by a number that is 0 at every position, as torch does.
+
+    0 in the dtype of the division: 256 divides uint8 by 0.
+    """
     term = t.term(divisor)
     value = (
         t.divisor(divisor) if term.node < 0 or term.weak else t.builder.constant_value(term.node)
     )
-    if value == 0:
+    if value is not None and wrapped(value, dtype) == 0:
         raise TraceError(
             "integer division or remainder by 0 is not defined; divide by another number"
         )
 
 
 def _scaled(t: Tracing, op: str, x: Any, y: Any, alpha: Any) -> Term:
-    return binary(t, op, x, y if alpha is None else binary(t, "mul", y, alpha))
+    if alpha is None:
+        return binary(t, op, x, y)
+    dtype = result_dtype((t.term(x), t.term(y)))
+    if dtype not in FLOATS:
+        if is_float(t.term(alpha)):
+            raise TraceError("alpha of integers is not defined for floats; cast them with .float()")
+        # Here torch refuses a number beyond the dtype.
+        y, alpha = t.builder.operand(t.term(y), dtype), t.builder.cast(t.term(alpha), dtype)
+    return binary(t, op, x, binary(t, "mul", y, alpha))
 
 
 def _add(t: Tracing, x: Any, y: Any, *, alpha: Any = None, out: Any = None) -> Term:
@@ -146,15 +110,35 @@ def _div(t: Tracing, x: Any, y: Any, *, rounding_mode: str | None = None, out: A
     dtype = result_dtype(terms)
     if dtype in FLOATS:
         return t.builder.pointwise("trunc", (binary(t, "div", x, y),), dtype)
-    refuse_zero(t, y)
-    quotient = binary(t, "floordiv", unary(t, "abs", x), unary(t, "abs", y))
-    return binary(t, "mul", quotient, binary(t, "mul", unary(t, "sign", x), unary(t, "sign", y)))
+    quotient = binary(t, "floordiv", x, y)
+    is_below = _is_below_trunc(t, x, y, dtype)
+    return binary(t, "add", quotient, t.builder.cast(is_below, dtype)) if is_below else quotient
+
+
+def _is_below_trunc(t: Tracing, x: Any, y: Any, dtype: str) -> Term | None:
+    """Return where integer division, which rounds down, falls below the quotient cut to 0.
+
+    None where it never does. No absolute values: that of the least integer is itself.
+    """
+    a, b = t.builder.operand(t.term(x), dtype), t.builder.operand(t.term(y), dtype)
+    value = t.builder.constant_value(b.node)
+    is_positive = value is not None and value > 0
+    if dtype == "u8" or (is_positive and t.builder.nodes[a.node][0] in _INDICES):
+        return None
+    is_negative = compare(t, "lt", a, 0)
+    if not is_positive:
+        is_negative = t.builder.pointwise("xor", (is_negative, compare(t, "lt", b, 0)), "b1")
+    return t.builder.pointwise(
+        "and", (is_negative, compare(t, "ne", binary(t, "mod", a, b), 0)), "b1"
+    )
 
 
 def _fmod(t: Tracing, x: Any, y: Any, *, out: Any = None) -> Term:
     dtype = result_dtype((t.term(x), t.term(y)))
     if dtype not in FLOATS:
-        refuse_zero(t, y)
+        rest = binary(t, "mod", x, y)
+        is_below = _is_below_trunc(t, x, y, dtype)
+        return where(t, is_below, binary(t, "sub", rest, y), rest) if is_below else rest
     a, b = t.builder.cast(t.term(x), dtype), t.builder.cast(t.term(y), dtype)
     size = binary(t, "mod", unary(t, "abs", a), unary(t, "abs", b))
     return where(t, compare(t, "lt", a, 0), unary(t, "neg", size), size)
@@ -166,7 +150,8 @@ def _pow(t: Tracing, x: Any, y: Any, *, out: Any = None) -> Term:
     value = exponent.value
     if value is None or dtype == "b1":
         return t.builder.pointwise("pow", (base, exponent), dtype)
-    base = t.builder.cast(base, dtype)
+    # An exponent beyond the dtype is refused by torch too; a base wraps.
+    base, exponent = t.builder.operand(base, dtype), t.builder.cast(exponent, dtype)
     # torch computes these exponents by other means than pow, and so does every device.
     if value == 0:
         return t.builder.strong(1, dtype)

@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fovea.errors import TraceError, invalid
+from fovea.errors import FoveaError, TraceError, invalid
 from fovea.mods.assembly import assemble, assemble_text
 from fovea.mods.builder import Term, attrs_key
+from fovea.mods.calls import problem_in_torch
 from fovea.mods.closures import Plan, Survey, remember, reuse, survey, tagged
 from fovea.mods.graph import DTYPE_NAME, Graph, captures_text
 from fovea.mods.tracer import Tracer, capture_spec
@@ -100,10 +101,15 @@ def _trace_anew(
     try:
         with TracingMode(tracer):
             result = tagged(fn, tracer)(*_inputs(tracer, kind, dtype))
-    except TypeError:
-        if tracer.failure is not None:
-            raise tracer.failure from None
+    except FoveaError:
         raise
+    except Exception as error:
+        if isinstance(error, TypeError) and tracer.failure is not None:
+            raise tracer.failure from None
+        problem = problem_in_torch(error)
+        if problem is None:
+            raise
+        raise TraceError(problem) from error
     if tracer.failure is not None:  # Python went on with another operator: `t += 1` as `t = t + 1`
         raise tracer.failure
     output = _checked_output(tracer, kind, dtype, result, source)
@@ -243,21 +249,26 @@ def _check_arity(kind: str, fn: Callable[..., Any]) -> None:
         signature = inspect.signature(fn.forward if isinstance(fn, torch.nn.Module) else fn)
     except (ValueError, TypeError):  # a builtin without one: the call itself will tell
         return
+    if _takes(signature, count):
+        return
+    remedy = f"take {count} positional arguments (further ones need defaults)"
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    if kinds != {inspect.Parameter.VAR_KEYWORD}:
+        name = getattr(fn, "__name__", type(fn).__name__)
+        own = f"({', '.join(signature.parameters)})"
+        remedy += f"; if it makes a {kind}_mod, call it with its own arguments: {name}{own}"
+    if _takes(signature, 4 if kind == "score" else 5):
+        remedy += f"; or pass it as {'mask_mod' if kind == 'score' else 'score_mod'}"
+    got = f"{source_of(fn)}{signature}"
+    raise TraceError(invalid(f"{kind}_mod", got, f"a function {_SIGNATURE[kind]}", remedy))
+
+
+def _takes(signature: inspect.Signature, count: int) -> bool:
     try:
         signature.bind(*range(count))
     except TypeError:
-        name = getattr(fn, "__name__", type(fn).__name__)
-        own = f"({', '.join(signature.parameters)})"
-        other = "mask_mod" if kind == "score" else "score_mod"
-        raise TraceError(
-            invalid(
-                f"{kind}_mod",
-                f"{source_of(fn)}{signature}",
-                f"a function {_SIGNATURE[kind]}",
-                f"take {count} positional arguments (further ones need defaults); if it makes a "
-                f"{kind}_mod, call it with its own arguments: {name}{own}; or pass it as {other}",
-            )
-        ) from None
+        return False
+    return True
 
 
 def source_of(fn: Any) -> str:

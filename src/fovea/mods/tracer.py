@@ -37,10 +37,11 @@ from fovea.mods.changes import (
     is_copy,
     wants_in_place,
 )
-from fovea.mods.functions import FACTORIES, INPLACE, NEEDS_VALUE, RANDOM
+from fovea.mods.factories import FACTORIES
+from fovea.mods.functions import INPLACE, NEEDS_VALUE, RANDOM
 from fovea.mods.graph import CaptureSpec
+from fovea.mods.handlers import OPERATORS, PYTHON_METHODS
 from fovea.mods.indexing import RowSource, TensorSource
-from fovea.mods.operators import OPERATORS, PYTHON_METHODS
 from fovea.mods.values import (
     CapturedNumber,
     Recipe,
@@ -419,6 +420,10 @@ class Tracer:
             if known is not None:
                 result = known(self, *args, **kwargs)
                 return self.aliased(function.__name__.partition(".")[0], args, result)
+        if function is divmod:
+            raise TraceError(
+                "divmod of a traced value is not defined in torch; write x // y and x % y"
+            )
         if function is Tensor.__array__:
             raise TraceError(
                 "a NumPy array meets a traced value, which is known at run time only; capture "

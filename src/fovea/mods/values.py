@@ -82,6 +82,13 @@ class Traced(Tensor):
     def __round__(self, digits: int = 0) -> Tensor:
         return torch.round(self, decimals=digits)
 
+    # torch has neither: its error would name this class
+    def __divmod__(self, other: Any) -> Any:
+        return self.fovea_tracer.dispatch(divmod, (self, other), {})
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return self.fovea_tracer.dispatch(divmod, (other, self), {})
+
 
 class EagerTraced(Traced):
     """A traced value outside Dynamo: it has no storage at all, so no dispatch mode sees it made."""

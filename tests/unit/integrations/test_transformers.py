@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import BlockMask
 
 import fovea
 from fovea.integrations import transformers as integration
@@ -152,6 +153,39 @@ def test_offset_of_a_static_cache_may_be_a_tensor(as_tensor):
     torch.testing.assert_close(out, math(q, k, v, torch.arange(8) <= 4))
 
 
+def test_offset_that_the_cache_counts_on_stays_as_it_was():
+    """Each layer of a static cache adds to its length in place, before it attends."""
+    q, k, v = tensors(2, 8)
+    length = torch.tensor(3)
+    mask = attention_mask(
+        batch_size=2,
+        q_length=2,
+        kv_length=8,
+        q_offset=length,
+        kv_offset=length - 2,
+        mask_function=causal,
+    )
+    length.add_(2)
+    i, j = torch.arange(2).view(-1, 1) + 3, torch.arange(8) + 1
+    torch.testing.assert_close(attention_forward(LAYER, q, k, v, mask)[0], math(q, k, v, j <= i))
+
+
+def test_mask_is_a_finished_one_and_a_plain_block_mask_of_it_says_the_same():
+    """transformers hands back what is a 4-D tensor or a BlockMask; GPT-2 asks for its ndim."""
+    q, k, v = tensors(4, 6)
+    padding = torch.tensor([[1, 1, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1]])
+    facts = {"batch_size": 2, "q_length": 4, "kv_length": 6, "q_offset": 2}
+    for options in ({}, {"attention_mask": padding}):  # causal where no mask_function is given
+        mask = attention_mask(**facts, **options)
+        assert isinstance(mask, BlockMask)
+        assert len(mask.shape) == mask.ndim == 4
+        assert mask.is_plain == (not options)
+        plain = mask.to("cpu")
+        assert type(plain) is BlockMask
+        out, _ = attention_forward(LAYER, q, k, v, mask)
+        torch.testing.assert_close(attention_forward(LAYER, q, k, v, plain)[0], out)
+
+
 def test_causal_flag_is_set_only_where_diagonals_agree():
     facts = {"batch_size": 1, "mask_function": causal, "allow_is_causal_skip": True}
     assert attention_mask(q_length=6, kv_length=6, **facts).is_causal
@@ -178,6 +212,8 @@ def test_name_that_transformers_would_misread_raises(name):
 
 MODELS = {
     "llama": ("LlamaConfig", {}),
+    "gpt2": ("GPT2Config", {"n_embd": 32, "n_head": 4, "n_layer": 2}),
+    "phi3": ("Phi3Config", {}),
     "mistral": ("MistralConfig", {"sliding_window": 4}),
     "gemma2": ("Gemma2Config", {"head_dim": 8, "sliding_window": 4}),
     "gpt_oss": ("GptOssConfig", {"head_dim": 8, "sliding_window": 4, "num_local_experts": 4}),
@@ -206,6 +242,7 @@ def test_model_gives_the_logits_of_eager_attention(kind, padded):
     mask = torch.ones_like(ids)
     if padded:
         mask[0, :5] = 0
+    tell = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     results = []
     for implementation in ("eager", "fovea"):
         torch.manual_seed(0)
@@ -214,9 +251,16 @@ def test_model_gives_the_logits_of_eager_attention(kind, padded):
         ).eval()
         with torch.no_grad():
             logits = model(ids, attention_mask=mask).logits
-            tokens = model.generate(
-                ids, attention_mask=mask, max_new_tokens=6, do_sample=False, pad_token_id=0
+            tokens = model.generate(ids, **tell)
+            static = model.generate(
+                ids, cache_implementation="static", disable_compile=True, **tell
             )
-        results.append((logits[mask.bool()], tokens))
-    torch.testing.assert_close(results[1][0], results[0][0], rtol=1e-4, atol=1e-5)
-    assert torch.equal(results[1][1], results[0][1])
+            cache = transformers.StaticCache(config=config, max_cache_len=32)
+            parts = [model(ids[:, :7], attention_mask=mask[:, :7], past_key_values=cache).logits]
+            parts.append(model(ids[:, 7:], attention_mask=mask, past_key_values=cache).logits)
+        in_parts = torch.cat(parts, 1)[mask.bool()]
+        results.append((logits[mask.bool()], in_parts, tokens, static))
+    for found in (results[1][0], results[1][1]):
+        torch.testing.assert_close(found, results[0][0], rtol=1e-4, atol=1e-5)
+    assert torch.equal(results[1][2], results[0][2])
+    assert torch.equal(results[1][3], results[0][2])

@@ -94,6 +94,22 @@ def test_values_without_gradient_have_none(mod: Any, is_compiled: bool) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.filterwarnings("ignore:To copy construct")
+@pytest.mark.parametrize("copied", [torch.tensor, lambda x: x.new_tensor(x)])
+def test_a_copy_of_the_data_has_no_gradient(copied: Any) -> None:
+    """As in torch, whose torch.tensor and new_tensor give what requires none."""
+    assert not copied(torch.ones((), requires_grad=True)).requires_grad
+
+    def mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score * copied(SLOPE[h]) + copied(score * 0.5)
+
+    def detached(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score * SLOPE[h].detach() + (score * 0.5).detach()
+
+    for found, wanted in zip(_gradients(mod), _dense(detached), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-9)
+
+
 @pytest.mark.parametrize("mod", [_inference, _decorated])
 def test_the_whole_mod_may_be_without_gradient(mod: Any) -> None:
     _, dslope = _gradients(mod)

@@ -62,7 +62,14 @@ def test_trace_python_min_names_the_line_and_the_way_out() -> None:
         (lambda s, b, h, q, kv: s + GLOBAL_TABLE[: q + 1].sum(), "index(...)"),
         (lambda s, b, h, q, kv: s + [1.0, 2.0][h], r"torch.tensor(the_list)"),
         (lambda s, b, h, q, kv: s + (q + 2**70), "does not fit i64"),
-        (lambda s, b, h, q, kv: s + GLOBAL_TABLE[BYTES[q] + 300], "does not fit u8"),
+        (lambda s, b, h, q, kv: s + torch.where(q > 0, BYTES[q], 300), "does not fit u8"),
+        (lambda s, b, h, q, kv: s + GLOBAL_TABLE[BYTES[q]], "mask like a bool"),
+        (lambda s, b, h, q, kv: s + divmod(q, 3)[0], "x // y and x % y"),
+        (lambda s, b, h, q, kv: s + divmod(3, q)[0], "x // y and x % y"),
+        (lambda s, b, h, q, kv: torch.cond(q > kv, torch.sin, torch.cos, (s,)), "torch.where"),
+        (lambda s, b, h, q, kv: torch.vmap(torch.sin)(s.unsqueeze(0))[0], "vmap cannot be traced"),
+        (lambda s, b, h, q, kv: (*q, s), "Tensor.__iter__ cannot be traced"),
+        (lambda s, b, h, q, kv: "s" + q, 'not "traced value"'),
         (lambda s, b, h, q, kv: s + torch.linalg.inv(s), "linalg_inv"),
         (lambda s, b, h, q, kv: s + torch.fft.fft(s), "fft"),
         (lambda s, b, h, q, kv: s + torch.rand(()), "draw them outside"),
@@ -96,6 +103,7 @@ def test_trace_unsupported_use_raises_with_the_line(mod: Any, words: str) -> Non
         ("mask", torch.nn.Sequential(torch.nn.Linear(1, 1)), "4 positional"),
         ("score", dict, "the class dict.*an instance"),
         ("mask", lambda b, h, q, kv, extra: q >= kv, "4 positional"),
+        ("mask", lambda **kw: kw["q_idx"] >= kw["kv_idx"], r"need defaults\)\.$"),
         ("score", lambda s, b, h, q, kv: None, "NoneType"),
         ("score", lambda s, b, h, q, kv: (s, s), "tuple"),
         ("score", lambda s, b, h, q, kv: q >= kv, "mask_mod"),
@@ -187,10 +195,10 @@ def test_trace_error_names_what_the_user_wrote() -> None:
         assert "<locals>" not in message
 
 
-def test_trace_uncalled_factory_names_its_arguments_and_the_other_argument() -> None:
+def test_trace_uncalled_factory_names_its_arguments_and_no_argument_that_refuses_it() -> None:
     message = failure(sliding_window, "mask")
     assert "sliding_window(left, right)" in message
-    assert "pass it as score_mod" in message
+    assert "pass it as" not in message
 
 
 def test_trace_captured_meta_tensor_is_named_by_its_shape() -> None:
