@@ -142,3 +142,18 @@ def test_unsupported_call_names_what_the_kernel_lacks() -> None:
     q, k, v = dense_qkv(Shape(seqlen_q=4))
     with pytest.raises(fovea.UnsupportedError, match="float32"):
         fovea.attention(q, k, v, backend=BACKEND)
+
+
+def test_numbers_beyond_a_small_integer_wrap_as_in_torch() -> None:
+    def mask_mod(b: object, h: object, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        byte, char = j.to(torch.uint8), (j * 5 + i).to(torch.int8)
+        wraps = (byte * 40 + 300 > 100) | (byte == 300) | (byte > -250)
+        cut = torch.div(char - 128, -3, rounding_mode="trunc") < 20
+        return wraps & cut | (torch.fmod(char, 200) == -3) | (i == j)
+
+    q, k, v = (torch.randn(1, 24, 1, 64, dtype=torch.bfloat16) for _ in range(3))
+    visible = mask_mod(0, 0, torch.arange(24)[:, None], torch.arange(24))
+    assert 100 < int(visible.sum()) < 500
+    out = fovea.attention(q, k, v, mask_mod=mask_mod, backend=BACKEND)
+    wanted = fovea.attention(q, k, v, mask_mod=lambda b, h, i, j: visible[i, j], backend=BACKEND)
+    assert torch.equal(out, wanted)
