@@ -109,4 +109,5 @@ def _flag(name: str) -> bool:
         return True
     if value in _FALSE:
         return False
-    raise ValueError(invalid(name, repr(text), "1 or 0", "set one of them or unset it"))
+    allowed = "1, true, yes or on; 0, false, no or off"
+    raise ValueError(invalid(name, repr(text), allowed, "set one of them or unset it"))

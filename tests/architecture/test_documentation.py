@@ -1,5 +1,6 @@
 """The documentation says what the tree has: generated parts are current, links lead somewhere."""
 
+import importlib.util
 import inspect
 import os
 import re
@@ -59,7 +60,9 @@ NEEDS = {"docs/integrations.md": "transformers", "docs/emulator.md": "numpy"}
 
 
 def _blocks(page: Path) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    has_compiler = importlib.util.find_spec("cutlass") is not None
+    return [block for block in blocks if has_compiler or "fovea.precompile(" not in block]
 
 
 def _names_of_pages_with_code() -> list[str]:
@@ -100,6 +103,13 @@ def test_every_path_in_the_where_table_exists():
     assert len(paths) > 30
     homes = (ROOT / "src" / "fovea", ROOT)
     assert [path for path in paths if not any((home / path).exists() for home in homes)] == []
+
+
+def test_every_folder_of_tests_is_in_the_table_of_contributing():
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("## Tests")[2].partition("\n- ")[0]
+    named = re.findall(r"^\| `tests/([a-z]+)` \|", table, re.MULTILINE)
+    folders = [path.name for path in (ROOT / "tests").iterdir() if path.is_dir()]
+    assert sorted(named) == sorted(name for name in folders if not name.startswith(("_", ".")))
 
 
 def test_pages_keep_to_their_length():

@@ -41,6 +41,14 @@ def compiler():
     from fovea.compile.target import CompileTarget
     class Variant: name = "anything"
     compile_variant(Variant(), CompileTarget(arch="sm_90a"))
+def many():
+    import tempfile
+    from pathlib import Path
+    from fovea.compile.cache import Cache
+    from fovea.compile import aot
+    real = aot.compile_many
+    aot.compile_many = lambda jobs, **k: real(jobs, cache=Cache(Path(tempfile.mkdtemp()), 1 << 20))
+    fovea.precompile(q, q, q, bundle=Path(tempfile.mkdtemp()) / "bundle")
 def ffi():
     key.compiler_version = lambda: "4.8"
     compiler()
@@ -59,7 +67,8 @@ def command():
     raise RuntimeError(errors.getvalue())
 
 said = {{}}
-for part in (emulator, launcher, backend, compiler, ffi, running, picture, transformers, command):
+parts = (emulator, launcher, backend, compiler, many, ffi, running)
+for part in (*parts, picture, transformers, command):
     try:
         part()
     except Exception as error:
@@ -73,6 +82,7 @@ SAYS = {
     "emulator": ("ModuleNotFoundError", "'numpy'", EXTRA.format("emulator")),
     "backend": ("UnsupportedError", "numpy", EXTRA.format("emulator")),
     "compiler": ("UnsupportedError", "'nvidia-cutlass-dsl'", EXTRA.format("cuda")),
+    "many": ("UnsupportedError", "'nvidia-cutlass-dsl'", EXTRA.format("cuda")),
     "ffi": ("UnsupportedError", "'apache-tvm-ffi'", EXTRA.format("cuda")),
     "running": ("UnsupportedError", "'apache-tvm-ffi'", EXTRA.format("cuda")),
     "picture": ("ModuleNotFoundError", "'matplotlib'", EXTRA.format("cli")),

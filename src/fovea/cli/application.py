@@ -13,7 +13,7 @@ import typer
 
 from fovea.cli import bench, cache, demo, emulate, explain, info
 from fovea.cli import compile as compile_command
-from fovea.errors import FoveaError
+from fovea.errors import FoveaError, invalid
 from fovea.version import __version__
 
 application = typer.Typer(
@@ -39,6 +39,13 @@ class _Settings:
 
 def run_application(words: Sequence[str]) -> int:
     """Run the command line and return the exit status."""
+    if {"--causal", "--causal-top-left"} <= set(words):
+        # One option with two names to typer, of which the last one would win.
+        problem = invalid(
+            "--causal", "given with --causal-top-left", "one of the two", "leave one out"
+        )
+        sys.stderr.write(f"error: {problem}\n")
+        return 1
     try:
         application(args=list(words), prog_name="fovea")
     except SystemExit as end:
@@ -79,6 +86,8 @@ def _guarded(command: Callable[..., None]) -> Callable[..., None]:
     def run(*arguments: Any, **keywords: Any) -> None:
         try:
             command(*arguments, **keywords)
+        except BrokenPipeError:
+            raise  # `fovea cache list | head -1` is no error: click ends without a word
         except EXPECTED as error:
             if _Settings.traceback:
                 raise

@@ -9,6 +9,7 @@ import ast
 import difflib
 import importlib.util
 import inspect
+import os
 import re
 import traceback
 from collections.abc import Callable, Sequence
@@ -60,6 +61,7 @@ SIZES = {
 }
 _WORD = re.compile(rf"({'|'.join(sorted(SIZES, key=len, reverse=True))})(\d+)")
 DEFAULT_DTYPE = "bf16"
+LARGEST = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +130,7 @@ class Call:
         """
         generator = torch.Generator(device=device).manual_seed(seed)
         shape = self.shape
+        self._check_memory(device)
 
         def normal(seqlen: int, heads: int, head_dim: int) -> Tensor:
             size = (shape.batch, seqlen, heads, head_dim)
@@ -138,6 +141,26 @@ class Call:
             normal(shape.seqlen_kv, shape.heads_kv, shape.head_dim),
             normal(shape.seqlen_kv, shape.heads_kv, shape.head_dim_v),
         )
+
+    def _check_memory(self, device: torch.device) -> None:
+        """Raise ValueError where the inputs are beyond the memory of the device's machine."""
+        shape = self.shape
+        rows = shape.seqlen_q * shape.heads_q * shape.head_dim
+        rows += shape.seqlen_kv * shape.heads_kv * (shape.head_dim + shape.head_dim_v)
+        needed = 4 * shape.batch * rows  # drawn in float32
+        if device.type == "cuda":
+            there = torch.cuda.get_device_properties(device).total_memory
+        else:
+            there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if needed > there:
+            raise ValueError(
+                invalid(
+                    "CALL",
+                    f"'{shape}', whose inputs take {needed / 2**30:.0f} GiB,",
+                    f"inputs within the {there / 2**30:.0f} GiB of this machine's {device.type}",
+                    "write smaller sizes",
+                )
+            )
 
 
 DEFAULT = Shape(
@@ -170,8 +193,13 @@ def parse_words(words: Sequence[str], default: Shape) -> tuple[Shape, torch.dtyp
         if word in DTYPES:
             continue
         match = _WORD.fullmatch(word)
-        if match is None or match[1] in given:
+        if match is None:
             raise ValueError(invalid("CALL", repr(word), WORDS, _hint(word)))
+        if match[1] in given:
+            raise ValueError(invalid("CALL", repr(word), WORDS, f"write {match[1]} once"))
+        if int(match[2]) > LARGEST:
+            allowed = f"a number up to {LARGEST}, in which kernels count"
+            raise ValueError(invalid("CALL", repr(word), allowed, "write a smaller one"))
         given[match[1]] = int(match[2])
 
     sizes = {size.field: _size_of(word, given, default) for word, size in SIZES.items()}
@@ -200,7 +228,7 @@ def _hint(word: str) -> str:
     for size in SIZES:
         if match is not None and match[1] == size.lower() and f"{size}{match[2]}" != word:
             return f"write {size}{match[2]} (case matters)"
-    return "write each word once"
+    return "write the letters of a size and its number, such as S8192, or a dtype"
 
 
 def parse_window(text: str | None) -> tuple[int | None, int | None] | None:

@@ -25,6 +25,7 @@ from fovea.cli.options import (
     Words,
     read_arch,
     read_call,
+    with_block_mask,
 )
 from fovea.cli.packing import Packed, PageSize, make_inputs
 from fovea.compile.bundle import load_bundle
@@ -58,7 +59,7 @@ def run(
     """
     chosen = read_arch(arch)
     wanted = read_call(call, causal, window, softcap, (score_mod, mask_mod))
-    wanted = wanted.with_block_mask(CPU) if block_mask else wanted
+    wanted = with_block_mask(wanted, CPU, block_mask)
     inputs = make_inputs(wanted, CPU, is_packed=packed, page_size=page_size)
     problem = call_problem(*inputs[:3], None, inputs.keywords)
     lack = select.unsupported(problem, chosen)

@@ -23,6 +23,7 @@ from fovea.cli.options import (
     Words,
     read_arch,
     read_call,
+    with_block_mask,
 )
 from fovea.cli.packing import Packed, PageSize, make_inputs
 from fovea.cli.timeline import show
@@ -82,7 +83,7 @@ def run(
     chosen = None if arch is None else read_arch(arch)
     wanted = read_call(call, causal, window, softcap, (score_mod, mask_mod))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    wanted = wanted.with_block_mask(device) if block_mask else wanted
+    wanted = with_block_mask(wanted, device, block_mask)
     q, k, v, keywords = make_inputs(wanted, device, is_packed=packed, page_size=page_size)
     if timeline:
         problem = call_problem(q, k, v, None, keywords)

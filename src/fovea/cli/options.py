@@ -6,11 +6,13 @@ option that is not given leaves no keyword, so fovea.attention's own default hol
 
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from fovea.arch import ARCHS, Arch, arch_named
 from fovea.cli.call import DEFAULT, Call, Shape, parse_mod, parse_window, parse_words, words_help
 from fovea.dispatch import BACKENDS
+from fovea.errors import invalid
 
 
 def words_argument(default: Shape) -> Any:
@@ -47,6 +49,21 @@ BlockMask = Annotated[
     typer.Option("--block-mask", help="Make a block mask of the mask mod first, as bench does."),
 ]
 Backend = Annotated[str | None, typer.Option(metavar="NAME", help=" | ".join(BACKENDS) + ".")]
+
+
+def with_block_mask(call: Call, device: torch.device, is_wanted: BlockMask) -> Call:
+    """Return the call with a block mask of its mask mod where --block-mask asks for one.
+
+    Raises:
+        ValueError: there is no mask mod to make it of.
+    """
+    if not is_wanted:
+        return call
+    if "mask_mod" not in call.keywords:
+        raise ValueError(
+            invalid("--block-mask", "given", "given with --mask-mod", "add --mask-mod, or leave it")
+        )
+    return call.with_block_mask(device)
 
 
 def read_arch(text: str) -> Arch:

@@ -69,6 +69,25 @@ class CompileError(RuntimeError):
     """A variant that the compiler does not take."""
 
 
+def check_compiler(name: str) -> str:
+    """Return the compiler's version.
+
+    Raises:
+        UnsupportedError: it is not installed here; the text says that the variant `name` needs it.
+    """
+    version = key.compiler_version()
+    for package, is_there in (
+        (key.COMPILER_DISTRIBUTION, version is not None),
+        ("apache-tvm-ffi", importlib.util.find_spec("tvm_ffi") is not None),
+    ):
+        if not is_there:
+            raise UnsupportedError(
+                missing_package(f"compiling {name!r}", package, "cuda") + _WITHOUT_COMPILER
+            )
+    assert version is not None
+    return version
+
+
 def compile_variant(variant: Variant, target: CompileTarget) -> Artifact:
     """Return the artifact of a variant for a target, made now; nothing is written to a cache.
 
@@ -78,17 +97,7 @@ def compile_variant(variant: Variant, target: CompileTarget) -> Artifact:
         CompileError: the compiler refuses the variant.
     """
     _check_name(variant.name)
-    version = key.compiler_version()
-    if version is None:
-        raise UnsupportedError(
-            missing_package(f"compiling {variant.name!r}", key.COMPILER_DISTRIBUTION, "cuda")
-            + _WITHOUT_COMPILER
-        )
-    if importlib.util.find_spec("tvm_ffi") is None:
-        raise UnsupportedError(
-            missing_package(f"compiling {variant.name!r}", "apache-tvm-ffi", "cuda")
-            + _WITHOUT_COMPILER
-        )
+    version = check_compiler(variant.name)
     start = time.perf_counter()
     # cute.jit functions may be called in many threads; the compiler may not.
     with _one_at_a_time, tempfile.TemporaryDirectory(dir=scratch_root()) as scratch:

@@ -18,7 +18,7 @@ from fovea.compile import key as keys
 from fovea.compile import progress
 from fovea.compile.artifact import Artifact
 from fovea.compile.cache import Cache, default_cache
-from fovea.compile.compiler import CompileError, compile_variant
+from fovea.compile.compiler import CompileError, check_compiler, compile_variant
 from fovea.compile.key import Variant
 from fovea.compile.target import CompileTarget
 from fovea.errors import invalid
@@ -45,6 +45,7 @@ def compile_many(
         cache: where artifacts are kept; default the user's cache.
 
     Raises:
+        UnsupportedError: the compiler is not installed here.
         CompileError: jobs failed; the text names each one and why.
     """
     if workers is not None and workers < 1:
@@ -54,6 +55,7 @@ def compile_many(
     found = {key: cache.load(key) for key in by_key}
     missing = [(key, by_key[key]) for key, artifact in found.items() if artifact is None]
     if missing:
+        check_compiler(missing[0][1][0].name)
         _check_picklable([job for _, job in missing])
         count = min(len(missing), workers or len(os.sched_getaffinity(0)))
         found.update(_compile_missing(missing, count, cache))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fovea.errors import invalid
+from fovea.errors import UnsupportedError, invalid
 from fovea.mods.bands import band_of_mask
 from fovea.mods.gathers import check_reach, direct_gathers, places
 from fovea.mods.trace import TracedMod, trace_mask_mod
@@ -39,6 +39,10 @@ def create_block_mask(
     KV_LEN: int,
     device: torch.device | str | int | None = None,
     BLOCK_SIZE: int | tuple[int, int] = 128,
+    _compile: bool = False,
+    separate_full_blocks: bool = True,
+    compute_dq_write_order: bool = False,
+    dq_kv_order: bool = True,
 ) -> "BlockMask":
     """Return torch's BlockMask of `mask_mod`, for fovea's and for torch's flex_attention.
 
@@ -58,13 +62,33 @@ def create_block_mask(
         device: where the lists go and the work is done. None is where the captured tensors are,
             else the accelerator, else the CPU.
         BLOCK_SIZE: size of a block, or (query, KV) sizes.
+        _compile: changes nothing: there is no dense mask to fuse away.
+        separate_full_blocks: must be True; fovea's kernels skip the mask_mod in full blocks.
+        compute_dq_write_order: must be False; it is for one of torch's own backward kernels.
+        dq_kv_order: of `compute_dq_write_order`, without which it changes nothing.
 
     Raises:
+        UnsupportedError: what must be so is not.
         TraceError: the mask cannot be traced; the text names the line.
         ValueError: a size is not valid, or captured tensors lie on another device.
         GatherError: the mask indexes a captured tensor beyond its end: found from the sizes alone
             where an index is a position, on a CPU or under FOVEA_CHECK=1 everywhere.
     """
+    for name, got, allowed in (
+        ("separate_full_blocks", separate_full_blocks, True),
+        ("compute_dq_write_order", compute_dq_write_order, False),
+    ):
+        if got is not allowed:
+            raise UnsupportedError(
+                f"{name}={got!r} is not supported by fovea.create_block_mask (allowed: {allowed}); "
+                "leave it out for fovea's flex_attention, whose results and deterministic "
+                "gradients need it not, or make the mask with torch's create_block_mask, which "
+                "fovea takes too."
+            )
+    if not isinstance(dq_kv_order, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(
+            invalid("dq_kv_order", repr(dq_kv_order), "True or False", "leave it out: it is unused")
+        )
     if torch.compiler.is_dynamo_compiling():
         # What is evaluated depends on data, so this ends a graph and runs between two.
         return _build_outside(mask_mod, B, H, Q_LEN, KV_LEN, device, BLOCK_SIZE)

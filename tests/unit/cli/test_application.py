@@ -2,6 +2,9 @@
 
 import functools
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -140,3 +143,32 @@ def test_explain_says_that_one_source_serves_both_blackwells(capsys):
 def test_causal_top_left_reaches_the_call(capsys):
     assert main("explain S64 Skv100 D64 --causal-top-left".split()) == 0
     assert "causal=top_left" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["explain", "compile"])
+def test_block_mask_without_a_mask_mod_is_refused(command, capsys):
+    assert main([command, "S256", "D64", "--block-mask"]) == 1
+    assert "--mask-mod" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["explain", "compile", "bench", "emulate"])
+def test_both_alignments_of_a_causal_mask_are_refused(command, capsys):
+    assert main([command, "--causal", "--causal-top-left"]) == 1
+    assert "--causal-top-left is not valid" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["cache", "list", "--json"], ["explain", "S64", "D64"]])
+def test_closed_pipe_ends_without_a_word(words):
+    """As of `fovea ... | head -1`, whose end closes before the rest is written."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "fovea", *words],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writing)
+    assert done.stderr == ""
+    assert done.returncode == 1

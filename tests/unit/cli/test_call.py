@@ -61,12 +61,25 @@ def test_word_that_is_wrong_raises_with_the_forms(words):
         ("top_left", "--causal-top-left"),
         ("bfloat16", "write bf16"),
         ("FP32", "write fp32"),
-        ("S0x", "write each word once"),
+        ("S0x", "letters of a size and its number"),
+        ("X5", "letters of a size and its number"),
+        ("D99999999999999999999", "up to 2147483647"),
     ],
 )
 def test_word_that_is_nearly_right_raises_and_says_what_to_write(word, hint):
     with pytest.raises(ValueError, match=hint):
         parse_words([word], DEFAULT)
+
+
+def test_word_given_twice_raises_and_says_so():
+    with pytest.raises(ValueError, match="write S once"):
+        parse_words(["S4", "S5"], DEFAULT)
+
+
+def test_inputs_beyond_the_memory_of_the_machine_raise_before_they_are_made():
+    shape, dtype = parse_words(["S2147483647", "H1024"], DEFAULT)
+    with pytest.raises(ValueError, match=r"S2147483647 .* GiB, is not valid .*smaller sizes"):
+        Call(shape=shape, dtype=dtype, keywords={}).make_inputs(torch.device("cpu"))
 
 
 def test_block_mask_takes_the_place_of_the_mask_mod():

@@ -3,6 +3,7 @@
 The masks people write are in `test_block_mask_acceptance.py`.
 """
 
+import inspect
 import os
 import subprocess
 import sys
@@ -256,3 +257,32 @@ def test_block_mask_of_a_million_tokens_takes_seconds_and_little_memory(name):
 def test_device_that_cannot_be_used_is_named(device):
     with pytest.raises(ValueError, match=r"device=.*torch says"):
         create_block_mask(lambda b, h, i, j: i >= j, None, None, 70, 70, device=device)
+
+
+def test_parameters_of_torch_are_taken_in_their_order_where_they_mean_something():
+    mine, theirs = (inspect.signature(f) for f in (create_block_mask, torch_create_block_mask))
+    assert [*theirs.parameters] == [*mine.parameters][: len(theirs.parameters)]
+    plain = create_block_mask(causal, None, None, 300, 300, "cpu", 64)
+    for mask in (
+        create_block_mask(causal, None, None, 300, 300, "cpu", 64, True),
+        create_block_mask(causal, None, None, 300, 300, "cpu", 64, False, True, False, False),
+    ):
+        assert_equal_masks(mask, plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("separate_full_blocks", False), ("compute_dq_write_order", True)]
+)
+def test_parameters_of_torch_that_fovea_lacks_raise_and_name_the_way_out(name, value):
+    options = {name: value}
+    with pytest.raises(fovea.UnsupportedError, match=rf"{name}={value}.*torch's create_block"):
+        create_block_mask(causal, None, None, 300, 300, device="cpu", **options)
+    theirs = torch_create_block_mask(causal, None, None, 300, 300, device="cpu", **options)
+    q = torch.randn(1, 300, 2, 8)
+    expected = fovea.attention(q, q, q, causal=True)
+    torch.testing.assert_close(fovea.attention(q, q, q, block_mask=theirs), expected)
+
+
+def test_dq_kv_order_that_is_no_bool_raises():
+    with pytest.raises(TypeError, match="dq_kv_order"):
+        create_block_mask(causal, None, None, 300, 300, device="cpu", dq_kv_order=torch.arange(3))
