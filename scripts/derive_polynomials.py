@@ -3,7 +3,7 @@
 A function g with g(0) = 1 is approximated on [0, 1] by `1 + c1 f + c2 f^2 + ... + cn f^n`:
 
 * exp2: g(f) = 2^f. The constant term gives `exp2(0) == 1` exactly (the largest P of a row).
-* tanh: g(f) = tanh(x) / x where f = x^2. The constant term gives `tanh(x) == x` where x is tiny.
+* tanh: g(f) = tanh(x) / x where f = 2 x^2. The constant term gives `tanh(x) == x` where x is tiny.
 * cap: the same where f = (x / 0.75)^2, for what a soft cap makes of scores well below it.
 * sine: g(f) = sin(x) / x where f = x^2, the same way; cosine: g(f) = cos(x).
 
@@ -30,6 +30,11 @@ def tanh_over_x(square: Tensor) -> Tensor:
     """Return tanh(x) / x of x^2, 1 at 0."""
     x = square.sqrt()
     return torch.where(square > 0, torch.tanh(x) / x, 1.0)
+
+
+def tanh_over_x_up_to_half(part: Tensor) -> Tensor:
+    """Return tanh(x) / x of 2 x^2, 1 at 0."""
+    return tanh_over_x(part * 0.5)
 
 
 def tanh_over_x_below_a_cap(part: Tensor) -> Tensor:
@@ -135,7 +140,7 @@ def derive(g: Function, degree: int) -> tuple[tuple[float, ...], float]:
 
 POLYNOMIALS: dict[str, tuple[Function, int]] = {
     "exp2": (torch.exp2, 4),
-    "tanh": (tanh_over_x, 5),
+    "tanh": (tanh_over_x_up_to_half, 5),
     "cap": (tanh_over_x_below_a_cap, 4),
     "sine": (sine_over_x, 3),
     "cosine": (cosine, 4),

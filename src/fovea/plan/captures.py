@@ -45,7 +45,8 @@ def is_pair(graph: Graph, node_idx: int) -> bool:
 
 
 def _uncast(graph: Graph, node_idx: int) -> Node:
+    """Return a node without casts that keep every position; others make other numbers of it."""
     node = graph.nodes[node_idx]
-    while node.op == "cast":
+    while node.op == "cast" and node.dtype in ("i32", "i64"):
         node = graph.nodes[node.args[0]]
     return node

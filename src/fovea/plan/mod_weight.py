@@ -55,8 +55,8 @@ def adds_line(features: ForwardFeatures) -> bool:
     for node in graph.nodes:
         by_key.append(node.op == "kv_idx" or any(by_key[arg] for arg in node.args))
         by_score.append(node.op == "score" or any(by_score[arg] for arg in node.args))
-        is_sum = node.op in ("kv_idx", "cast", "add", "sub")
-        is_float_product = node.op == "mul" and node.dtype[0] == "f"
+        is_sum = node.op in ("kv_idx", "cast", "add", "sub") and node.dtype in ("i32", "i64", "f32")
+        is_float_product = node.op == "mul" and node.dtype == "f32"
         has_factor = is_float_product and not all(by_key[arg] for arg in node.args)
         keeps_line = (is_sum or has_factor) and all(lines[arg] for arg in node.args)
         lines.append(not by_score[-1] and (keeps_line or not by_key[-1]))

@@ -6,11 +6,13 @@ here: what the plans are (`sm90.py`), the checks of user input (`problem/`). Inv
 """
 
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from fovea.arch import Arch
+from fovea.mods.graph import Graph
 from fovea.plan import sm90, sm100, sm100_tiles
 from fovea.plan.features import ForwardFeatures
 from fovea.plan.forward import ForwardPlan
@@ -22,6 +24,7 @@ from fovea.tiling.bounds import Band, Side, kv_range, larger, smaller
 from fovea.tiling.split_kv import MAX_SPLITS, SplitDemand
 
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+_FLOATS = ("f32", "f16", "bf16")  # of mods in kernels
 _TILE_HEAD_DIMS = {
     "sm90": sm90.HEAD_DIMS,
     "sm100": sm100_tiles.TILE_HEAD_DIMS,
@@ -309,8 +312,29 @@ def _lacking_blocks(problem: AttentionProblem, arch: Arch) -> str | None:
 
 
 def _lacking_mods(problem: AttentionProblem) -> str | None:
-    """Return what hides a position by numbers that kernels do not have."""
-    for mod in (problem.mask_mod, problem.block_mask_mod):
-        if mod is not None and any(node.dtype == "f64" for node in mod.graph.nodes):
-            return "float64 in a mask_mod (kernels have float32: convert, or compare integers)"
+    """Return what mods compute with that kernels do not have."""
+    mods = {
+        "score_mod": problem.score_mod,
+        "mask_mod": problem.mask_mod,
+        "block_mask.mask_mod": problem.block_mask_mod,
+    }
+    for name, mod in mods.items():
+        if mod is not None and _computes_in_float64(mod.graph):
+            return (
+                f"float64 in the {name} (kernels compute in float32: call .float() on a float64 "
+                "tensor before the mod captures it, or on what the mod reads of it)"
+            )
     return None
+
+
+@lru_cache(maxsize=256)
+def _computes_in_float64(graph: Graph) -> bool:
+    """Return whether a mod has float64 that is more than an element read and converted at once."""
+    nodes = graph.nodes
+    wide = {number for number, node in enumerate(nodes) if node.dtype == "f64"}
+    if not wide:
+        return False
+    if any(nodes[number].op != "load" for number in wide):
+        return True
+    readers = (node for node in nodes if wide.intersection(node.args))
+    return any(node.op != "cast" or node.dtype not in _FLOATS for node in readers)

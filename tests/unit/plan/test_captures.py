@@ -12,6 +12,9 @@ ONE_VECTOR = {
     "by query and key": (lambda b, h, q_idx, kv_idx: TABLE[q_idx] == TABLE[kv_idx], True),
     "by query alone": (lambda b, h, q_idx, kv_idx: TABLE[q_idx] > 3, False),
     "by a difference": (lambda b, h, q_idx, kv_idx: TABLE[kv_idx - q_idx] > 3, False),
+    "by a shortened key": (lambda b, h, q_idx, kv_idx: TABLE[kv_idx.to(torch.int8)] > 3, False),
+    "by a rounded key": (lambda b, h, q_idx, kv_idx: TABLE[kv_idx.half().long()] > 3, False),
+    "by a key in 32 bits": (lambda b, h, q_idx, kv_idx: TABLE[kv_idx.int()] > 3, True),
     # A wrap adds the extent, which a vector read in pairs may have rounded up.
     "by key, and wrapping": (
         lambda b, h, q_idx, kv_idx: TABLE[kv_idx] == TABLE[q_idx - 1],
@@ -37,6 +40,7 @@ def test_matrix_is_not_read_in_pairs():
     [
         (lambda b, h, q_idx, kv_idx: TABLE[kv_idx] > 0, False),
         (lambda b, h, q_idx, kv_idx: TABLE[h] > 0, False),
+        (lambda b, h, q_idx, kv_idx: TABLE[kv_idx.to(torch.int8)] > 0, True),
         (lambda b, h, q_idx, kv_idx: TABLE[kv_idx - q_idx] > 0, True),
         (lambda b, h, q_idx, kv_idx: TABLE[TABLE[kv_idx]] > 0, True),
     ],

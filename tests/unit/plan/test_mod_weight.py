@@ -27,6 +27,7 @@ OTHERS = {
     "absolute distance": lambda score, b, h, q, k: score - SLOPES[h] * (q - k).abs(),
     "product of integers": lambda score, b, h, q, k: score + SLOPES[h] * (k * 1000),
     "score in the line": lambda score, b, h, q, k: score + (score * SLOPES[h] + k),
+    "rounded to 16 bits": lambda score, b, h, q, k: score + 0.5 * (k - q).half(),
     "no score": lambda score, b, h, q, k: SLOPES[h] * (k - q),
 }
 

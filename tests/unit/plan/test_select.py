@@ -66,16 +66,42 @@ def test_every_sm_count_gives_parts_that_hold_a_tile():
                 assert 1 <= found <= max(1, seqlen_kv // 128)
 
 
+def _lack_of_mod(**mods):
+    q = torch.empty(1, 9, 1, 64, dtype=torch.bfloat16)
+    return unsupported(make_dense(q, q, q, Request(**mods)), SM90)
+
+
 def test_masks_that_need_float64_are_not_for_kernels():
     times = torch.arange(9, dtype=torch.float64)
-    q = torch.empty(1, 9, 1, 64, dtype=torch.bfloat16)
 
     def near(b, h, q_idx, kv_idx):
         return (times[q_idx] - times[kv_idx]).abs() < 45
 
-    lack = unsupported(make_dense(q, q, q, Request(mask_mod=near)), SM90)
+    lack = _lack_of_mod(mask_mod=near)
     assert lack is not None
-    assert "float64 in a mask_mod" in lack
-    assert "convert" in lack
+    assert "float64 in the mask_mod" in lack
+    assert ".float()" in lack
     times = times.float()
-    assert unsupported(make_dense(q, q, q, Request(mask_mod=near)), SM90) is None
+    assert _lack_of_mod(mask_mod=near) is None
+
+
+@pytest.mark.parametrize(
+    ("score_mod", "is_refused"),
+    [
+        (lambda s, b, h, i, j: s + (_WIDE[i] - _WIDE[j]).float(), True),
+        (lambda s, b, h, i, j: s + _WIDE[j], True),
+        (lambda s, b, h, i, j: _WIDE[j], False),
+        (lambda s, b, h, i, j: s.double().exp().float(), True),
+        (lambda s, b, h, i, j: s + _WIDE[j].int(), True),
+        (lambda s, b, h, i, j: torch.where(_WIDE[j].bool(), s, 0.0), True),
+        (lambda s, b, h, i, j: s + _WIDE[j].float(), False),
+        (lambda s, b, h, i, j: s + (_WIDE[i].half() - _WIDE[j].half()) * 0.1, False),
+    ],
+)
+def test_scores_that_compute_in_float64_are_not_for_kernels(score_mod, is_refused):
+    lack = _lack_of_mod(score_mod=score_mod)
+    assert (lack is not None) == is_refused
+    assert lack is None or "float64 in the score_mod" in lack
+
+
+_WIDE = torch.arange(9, dtype=torch.float64)

@@ -20,7 +20,7 @@ from fovea.plan.numerics import (
     SINE_COEFFICIENTS,
     SINE_RELATIVE_ERROR,
     TANH_COEFFICIENTS,
-    TANH_LIMIT,
+    TANH_LARGEST_SQUARE,
     TANH_RELATIVE_ERROR,
     TWO_OVER_PI,
     TWO_OVER_PI_BITS,
@@ -67,7 +67,12 @@ def test_coefficients_are_what_the_script_derives(name, known, largest):
 @pytest.mark.parametrize(
     ("coefficients", "limit", "unit", "largest"),
     [
-        (TANH_COEFFICIENTS, TANH_LIMIT, 1.0, TANH_RELATIVE_ERROR),
+        (
+            TANH_COEFFICIENTS,
+            TANH_LARGEST_SQUARE**0.5,
+            TANH_LARGEST_SQUARE**0.5,
+            TANH_RELATIVE_ERROR,
+        ),
         (CAP_COEFFICIENTS, CAP_LIMIT, CAP_LIMIT, CAP_RELATIVE_ERROR),
     ],
 )

@@ -1,23 +1,28 @@
 """Device operations of mod graphs, by node name.
 
 Lives here: `OPERATIONS`, one DSL function per node of `fovea.mods.graph`. Not here: the walk over a
-graph (`mods.py`). Invariant: each agrees with `fovea/mods/evaluate.py` on every input, integer
-division with Python's sign included.
+graph (`mods.py`), quotients of floats (`division.py`). Invariant: each agrees with
+`fovea/mods/evaluate.py` on every input, integer division with Python's sign included.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 
 from fovea.kernels.device import trigonometry
+from fovea.kernels.device.division import divide
 from fovea.kernels.device.polynomials import tanh_factor
+from fovea.kernels.device.ptx import float_of
 from fovea.kernels.device.values import select
 from fovea.mods.graph import Node
-from fovea.plan.numerics import LOG2_E, TANH_LIMIT
+from fovea.plan.numerics import LOG2_E, TANH_LARGEST_SQUARE
 
 Value = Any  # a DSL scalar or a Python number
+
+_SIGN = -(2**31)  # bits of -0.0
 
 _TYPES: dict[str, Any] = {
     "b1": cutlass.Boolean,
@@ -29,8 +34,17 @@ _TYPES: dict[str, Any] = {
     "f16": cutlass.Float32,
     "bf16": cutlass.Float32,
     "f32": cutlass.Float32,
-    "f64": cutlass.Float32,
+    "f64": cutlass.Float32,  # nothing but loads that are converted at once
 }
+_HALVES = {"f16": cutlass.Float16, "bf16": cutlass.BFloat16}
+# Operations whose result is one of their operands, or has no more digits.
+_EXACT = frozenset(
+    (
+        *("load", "where", "detach", "neg", "abs", "sign", "minimum", "maximum"),
+        *("floor", "ceil", "trunc", "round", "amax", "amin"),
+    )
+)
+_EXACT_SOURCES = ("b1", "u8", "i8")  # types that fit the eight digits of bf16
 
 
 def cast(value: Value, dtype: str) -> Value:
@@ -39,6 +53,8 @@ def cast(value: Value, dtype: str) -> Value:
     Small integers compute as 32-bit, all floats as fp32: mods in a kernel never use more.
     """
     kind = _TYPES[dtype]
+    if isinstance(value, float) and value == 0.0 and math.copysign(1.0, value) < 0.0:
+        return float_of(cutlass.Int32(_SIGN))  # the DSL takes -0.0 for an earlier constant 0.0
     if isinstance(value, (bool, int, float)):
         return kind(value)
     if isinstance(value, kind):
@@ -50,12 +66,29 @@ def cast(value: Value, dtype: str) -> Value:
     return value.to(kind)
 
 
-def wrap(value: Value, dtype: str) -> Value:
-    """Return a result cut to the width of a small integer type, as its own arithmetic would be."""
-    if dtype == "u8":
+def wrap(value: Value, node: Node, operand_dtypes: Sequence[str] = ()) -> Value:
+    """Return a result cut to what its dtype holds, as the dtype's own arithmetic would cut it.
+
+    Small integers keep their low bits; 16-bit floats, which are computed in fp32, are rounded.
+    """
+    if node.dtype in _HALVES:
+        return value if _is_exact(node, operand_dtypes) else _rounded(value, node.dtype)
+    if node.dtype == "u8":
         return value & 255
-    bits = {"i8": 24, "i16": 16}.get(dtype)
+    bits = {"i8": 24, "i16": 16}.get(node.dtype)
     return value if bits is None else (value << bits) >> bits
+
+
+def _is_exact(node: Node, operand_dtypes: Sequence[str]) -> bool:
+    """Return whether a 16-bit float needs no rounding: a pair of slow instructions."""
+    if node.op == "cast":
+        return all(dtype in (node.dtype, *_EXACT_SOURCES) for dtype in operand_dtypes)
+    return node.op in _EXACT
+
+
+def _rounded(value: Value, dtype: str) -> Value:
+    """Return a float32 as the nearest number of a 16-bit type, which may be infinite."""
+    return value.to(_HALVES[dtype]).to(cutlass.Float32)
 
 
 def _is_integer(node: Node) -> bool:
@@ -98,32 +131,19 @@ def _common(a: Value, b: Value) -> str:
     return "i32"  # two booleans compare as integers
 
 
-def _divide(a: Value, b: Value) -> Value:
-    """Return a / b, exact where the quotient is representable.
-
-    One Newton step on the hardware's reciprocal. The DSL's division calls a subroutine for rare
-    inputs, and every call makes the compiler spill the accumulators around it.
-    """
-    reciprocal = cute.arch.rcp_approx(b)
-    quotient = a * reciprocal
-    refined = cute.math.fma(cute.math.fma(-quotient, b, a), reciprocal, quotient)
-    # An infinite quotient or divisor makes the remainder NaN; the first quotient is right then.
-    return select(refined == refined, refined, quotient)
-
-
 def _tan(a: Value) -> Value:
-    return _divide(*trigonometry.sine_and_cosine(a))
+    return divide(*trigonometry.sine_and_cosine(a))
 
 
 def _tanh(a: Value) -> Value:
-    """Return tanh(a): 1 - 2 / (1 + e^(2a)), where that is small a polynomial, good to 1e-6 of it.
+    """Return tanh(a): 1 - 2 / (1 + e^(2a)), where that is small a polynomial, all good to 2^-22.
 
     The hardware's tanh is good to 5e-4.
     """
     square = a * a
     power = cute.math.exp2(a * (2.0 * LOG2_E), fastmath=True)
     large = 1.0 - 2.0 * cute.arch.rcp_approx(power + 1.0)
-    return select(square <= TANH_LIMIT**2, a * tanh_factor(square), large)
+    return select(square <= TANH_LARGEST_SQUARE, a * tanh_factor(square), large)
 
 
 def _floordiv(node: Node, a: Value, b: Value) -> Value:
@@ -145,7 +165,7 @@ def _divide_floor_float(a: Value, b: Value) -> tuple[Value, Value]:
 
     Past that the quotient keeps its leading 24 bits, and the remainder means nothing.
     """
-    quotient = cute.math.floor(_divide(a, b))
+    quotient = cute.math.floor(divide(a, b))
     # The product of 0 and an infinite b would be NaN.
     product_rest = cute.math.fma(-quotient, b, a)
     remainder = select(quotient == 0.0, a, product_rest)
@@ -269,7 +289,8 @@ def _sign(node: Node, a: Value) -> Value:
 
 
 def _sigmoid(a: Value) -> Value:
-    return cute.arch.rcp_approx(cute.math.exp2(a * -LOG2_E, fastmath=True) + 1.0)
+    # Of a rounded a * log2(e) the power would be good to 4e-6 where it is large.
+    return cute.arch.rcp_approx(cute.math.exp(-a) + 1.0)
 
 
 def _rounding(function: Callable[[Value], Value]) -> Callable[..., Value]:
@@ -283,7 +304,7 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
     "add": _typed(lambda a, b: a + b),
     "sub": _typed(lambda a, b: a - b),
     "mul": _typed(lambda a, b: a * b),
-    "div": _float(_divide),
+    "div": _float(divide),
     "floordiv": _floordiv,
     "mod": _mod,
     "neg": _neg,

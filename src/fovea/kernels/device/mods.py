@@ -168,13 +168,15 @@ class ModEvaluator:
         return None
 
     def _line(self, node_idx: int, position: Position) -> Affine | None:
-        """Return a float node as base + step * column_offset, rounded anyhow, else None."""
+        """Return a float node as base + step * column_offset, rounded in fp32, else None."""
         node, depends = self._nodes[node_idx], self._depends[node_idx]
         if not depends <= {"q_idx", "kv_idx"} or node.dtype not in _FLOATS:
             return None
         if "kv_idx" not in depends:
             value = self._value(node_idx, position, None, (), {})
             return Affine(cast(value, "f32"), cutlass.Float32(0.0))
+        if node.dtype != "f32":
+            return None  # rounded key by key
         if node.op == "cast":
             if self._nodes[node.args[0]].dtype in _FLOATS:
                 return self._line(node.args[0], position)
@@ -302,9 +304,9 @@ class ModEvaluator:
         if node.op in ("b", "h", "q_idx", "kv_idx"):
             return cast(getattr(position, node.op), node.dtype)
         if node.op == "const":
-            return cast(node.attrs[0], node.dtype)
+            return _constant(node)
         if node.op == "scalar":
-            return cast(self._arguments.scalars[node.attrs[0]], node.dtype)
+            return wrap(cast(self._arguments.scalars[node.attrs[0]], node.dtype), node)
         if node.op == "axis":
             return cast(dict(axes)[node.attrs[0]], node.dtype)
         if node.op in _REDUCTIONS:
@@ -317,7 +319,8 @@ class ModEvaluator:
         if node.op == "load":
             may_wrap = [may_be_negative(self._graph, arg) for arg in node.args]
             return _load(self._arguments.captures[node.attrs[0]], operands, may_wrap, node.dtype)
-        return wrap(OPERATIONS[node.op](node, *operands), node.dtype)
+        dtypes = [self._nodes[arg].dtype for arg in node.args]
+        return wrap(OPERATIONS[node.op](node, *operands), node, dtypes)
 
     def _reduce(
         self,
@@ -338,7 +341,7 @@ class ModEvaluator:
             value = self._value(node.args[0], position, score, (*axes, (axis, step)), local)
             value = cast(value, node.dtype)
             result = value if result is None else combine(node, result, value)
-        return result
+        return wrap(result, node)
 
 
 _FLOATS = ("f16", "bf16", "f32", "f64")
@@ -373,6 +376,15 @@ def _dependences(graph: Graph, *, packs_heads: bool) -> list[frozenset[Any]]:
     return result
 
 
+def _constant(node: Node) -> Value:
+    """Return a constant as its dtype holds it; an integer so that powers know its value."""
+    number = node.attrs[0]
+    if node.dtype == "u8":
+        number = int(number) & 255
+    value = cast(number, node.dtype)
+    return wrap(value, node) if node.dtype in _FLOATS else value
+
+
 def _load(capture: cute.Tensor, indices: list[Value], may_wrap: list[bool], dtype: str) -> Value:
     """Return an element of a captured tensor.
 
@@ -399,7 +411,9 @@ def _load_pair(capture: cute.Tensor, index: cutlass.Int32, dtype: str) -> tuple[
     pair_bytes = 2 * (capture.element_type.width // 8)
     pointer = (capture.iterator + start).align(pair_bytes)
     pair = cute.make_tensor(pointer, cute.make_layout(2)).load()
-    return _stored(pair[0], dtype), _stored(pair[1], dtype)
+    # The DSL's vectors forget that bytes have no sign.
+    first, second = (pair[place].to(capture.element_type) for place in range(2))
+    return _stored(first, dtype), _stored(second, dtype)
 
 
 def _stored(value: Value, dtype: str) -> Value:

@@ -9,12 +9,22 @@ from collections.abc import Sequence
 import cutlass
 import cutlass.cute as cute
 
-from fovea.plan.numerics import COSINE_COEFFICIENTS, SINE_COEFFICIENTS, TANH_COEFFICIENTS
+from fovea.plan.numerics import (
+    COSINE_COEFFICIENTS,
+    SINE_COEFFICIENTS,
+    TANH_COEFFICIENTS,
+    TANH_LARGEST_SQUARE,
+)
+
+_TANH_TERMS = (
+    1.0,
+    *(c / TANH_LARGEST_SQUARE**power for power, c in enumerate(TANH_COEFFICIENTS, start=1)),
+)
 
 
 def tanh_factor(square: cutlass.Float32) -> cutlass.Float32:
-    """Return tanh(x) / x of x^2 <= TANH_LIMIT^2."""
-    return polynomial((1.0, *TANH_COEFFICIENTS), square)
+    """Return tanh(x) / x of x^2 <= TANH_LARGEST_SQUARE."""
+    return polynomial(_TANH_TERMS, square)
 
 
 def sine_factor(square: cutlass.Float32) -> cutlass.Float32:

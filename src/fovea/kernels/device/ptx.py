@@ -43,6 +43,13 @@ def bits_of(value: cutlass.Float32) -> cutlass.Int32:
     )
 
 
+def float_of(bits: cutlass.Int32) -> cutlass.Float32:
+    """Return the float of these bits, for which the DSL has no word either."""
+    return cute.arch.inline_ptx(
+        "mov.b32 {$w0}, {$r0};", write_only_types=[cutlass.Float32], read_only_args=[bits]
+    )
+
+
 def funnel_left(high: cutlass.Int32, low: cutlass.Int32, count: cutlass.Int32) -> cutlass.Int32:
     """Return 32 bits of `high` and `low` behind it, from bit `count` modulo 32 on.
 

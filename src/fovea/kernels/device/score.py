@@ -34,7 +34,7 @@ from fovea.kernels.device.softmax import (
     row_in_warpgroup,
 )
 from fovea.kernels.device.values import select
-from fovea.plan.numerics import CAP_COEFFICIENTS, CAP_LIMIT, LOG2_E, TANH_LIMIT
+from fovea.plan.numerics import CAP_COEFFICIENTS, CAP_LIMIT, LOG2_E, TANH_LARGEST_SQUARE
 from fovea.tiling.mask_bits import BLOCK, LANES
 
 # Captured values that may wait in registers for S; more would spill.
@@ -341,7 +341,7 @@ def soft_cap(score: cutlass.Float32, cap: cutlass.Float32) -> cutlass.Float32:
     square = ratio * ratio
     power = cute.math.exp2(score * ((2.0 * LOG2_E) / cap), fastmath=True)
     large = cap - (cap + cap) * cute.arch.rcp_approx(power + 1.0)
-    return select(square <= TANH_LIMIT**2, score * tanh_factor(square), large)
+    return select(square <= TANH_LARGEST_SQUARE, score * tanh_factor(square), large)
 
 
 def small_cap_terms(scalars: Scalars) -> list[cutlass.Float32]:
