@@ -93,6 +93,7 @@ def _has_heavy_node(graph: Graph) -> bool:
     return any(
         node.op == "axis"  # of a reduction
         or node.op in _LARGE_FUNCTIONS
+        or (node.op != "load" and node.dtype in ("f16", "bf16"))  # rounded, two by two
         or (node.op == "load" and len(node.args) > _MOST_AXES)
         for node in graph.nodes
     )

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fovea.arch import SM90
-from fovea.plan.mod_weight import adds_line
+from fovea.plan.mod_weight import adds_line, are_heavy
 from fovea.plan.select import forward_plan
 from fovea.problem import Request, make_dense
 
@@ -47,6 +47,14 @@ def test_sum_linear_in_the_key_is_one(name):
 @pytest.mark.parametrize("name", OTHERS)
 def test_anything_else_is_none(name):
     assert not adds_line(plan_of(OTHERS[name], causal=True).features)
+
+
+def test_arithmetic_of_16_bits_is_heavy_and_a_load_of_them_is_not():
+    halves = ROWS.half()
+    loads = plan_of(lambda score, b, h, q, k: score + halves[k]).features
+    rounds = plan_of(lambda score, b, h, q, k: score + halves[k] * halves[k]).features
+    assert not are_heavy(loads)
+    assert are_heavy(rounds)
 
 
 def test_line_beside_a_mask_mod_or_a_soft_cap_is_none():
