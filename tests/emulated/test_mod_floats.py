@@ -140,9 +140,17 @@ MODS = {
     "mask of halves": {"mask_mod": lambda b, h, i, j: (i * 33).half() - (j * 33).half() > 1.5},
 }
 
+QUICK = (("sixteen bits", "sm90"), ("rounded line", "sm90"), ("far quotients", "sm100"))
 
-@pytest.mark.parametrize("arch", ["sm90", pytest.param("sm100", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", [*MODS])
+
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [
+        pytest.param(name, arch, marks=[] if (name, arch) in QUICK else [pytest.mark.slow])
+        for name in MODS
+        for arch in ("sm90", "sm100")
+    ],
+)
 def test_kernels_score_as_the_reference_does(name: str, arch: str) -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, n, 1, 16, generator=generator).bfloat16() for n in (70, 66, 66))
