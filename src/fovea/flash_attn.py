@@ -15,10 +15,12 @@ from torch import Tensor
 from fovea.api import AuxRequest, attention, attention_varlen
 from fovea.api.attention import autocast
 from fovea.errors import UnsupportedError, invalid
+from fovea.mods.evaluate import is_checked
 from fovea.ops import attend
 from fovea.problem import AttentionProblem, Request, VarlenRequest, make_varlen
 from fovea.problem.checks import check_device, check_layout, is_unreadable
 from fovea.problem.kv_cache import KvCache, check_argument
+from fovea.tiling.paged_kv import check_pages
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
 
@@ -124,6 +126,8 @@ def flash_attn_varlen_func(
     if block_table is not None:
         check_argument("block_table", block_table, "batch, max_pages", (torch.int32,))
     lengths_kv = cu_seqlens_k.diff()
+    if block_table is not None:
+        _check_table(k, block_table, lengths_kv)
     score_mod = None
     if alibi_slopes is not None:
         _check_slopes(alibi_slopes, cu_seqlens_q.shape[0] - 1, q.shape[1])
@@ -264,6 +268,19 @@ def _check_bounds(q: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> None
         allowed = f"{tuple(cu_seqlens_q.shape)}, as cu_seqlens_q"
         got, remedy = tuple(cu_seqlens_k.shape), "give every sequence one entry"
         raise ValueError(invalid("cu_seqlens_k.shape", got, allowed, remedy))
+
+
+def _check_table(k: Tensor, block_table: Tensor, lengths_kv: Tensor) -> None:
+    """Raise unless the pages hold the sequences, by the names that arguments have here.
+
+    What is wrong with the layouts is left to the checks of the call.
+    """
+    if torch.compiler.is_compiling() or k.dim() != 4 or len(block_table) != len(lengths_kv):
+        return
+    if is_checked(lengths_kv) and is_checked(block_table):
+        pages, page_size = k.shape[:2]
+        names = {"table_name": "block_table", "lengths_name": "cu_seqlens_k.diff()"}
+        check_pages(block_table, lengths_kv, pages=pages, page_size=page_size, **names)
 
 
 def _check_slopes(slopes: Tensor, batch: int, heads: int) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from fovea import dispatch
 from fovea.errors import UnsupportedError
-from fovea.ops import eager, library, warm, watchers
+from fovea.ops import eager, library, sharding, warm, watchers
 from fovea.ops.functions import Attention
 from fovea.ops.program import pack
 from fovea.problem import AttentionProblem, ForwardResult, Results
@@ -44,7 +44,13 @@ def attend(
     else:
         facts = (packed.program, tuple(packed.ints), len(packed.captures))
         tensors = (packed.q, packed.k, packed.v, packed.sink, *packed.captures, *packed.constants)
-        out, lse, max_score = Attention.apply(*facts, *tensors)  # pyright: ignore
+        try:
+            out, lse, max_score = Attention.apply(*facts, *tensors)  # pyright: ignore
+        except RuntimeError as error:
+            problem_there = sharding.problem_of_mixed(error, problem)
+            if problem_there is None:
+                raise
+            raise TypeError(problem_there) from error
     return ForwardResult(out, lse, max_score if problem.wants_max_score else None)
 
 

@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
+from fovea.errors import invalid
 from fovea.ops.program import Program, parse
+from fovea.problem import AttentionProblem
 
 # Placements of one strategy: outputs, then one entry for each tensor argument, in order.
 type_of_strategy = tuple[list[Any], list[Any]]
@@ -35,6 +37,29 @@ def register() -> None:
         info = RuntimeSchemaInfo(names.index("ints"), needs_pytree=True)
         strategy = partial(_strategy, rule, names.index("k"))
         propagator.register_op_strategy(operator, strategy, info)
+
+
+def problem_of_mixed(error: RuntimeError, problem: AttentionProblem) -> str | None:
+    """Return what to say where DTensors met plain tensors, None of another error of torch."""
+    if "mixed torch.Tensor and DTensor" not in str(error):
+        return None
+    named = [("q", problem.q), ("k", problem.k), ("v", problem.v), ("sink", problem.sink)]
+    for name, mod in (
+        ("score_mod", problem.score_mod),
+        ("mask_mod", problem.mask_mod),
+        ("block_mask", problem.block_mask_mod),
+    ):
+        for capture in () if mod is None else mod.captures:
+            named.append((f"a tensor of shape {tuple(capture.shape)} captured by {name}", capture))
+    # What is neither of these is of a block mask, or bounds of packed sequences.
+    plain = [name for name, x in named if x is not None and type(x).__name__ != "DTensor"]
+    return invalid(
+        plain[0] if plain else "a block list or a bound",
+        "a plain tensor beside DTensors",
+        "DTensors alone",
+        "pass distribute_tensor(x, mesh, [Replicate()]), or sharded where no mod reads the axis; "
+        "or make the call inside torch.distributed.tensor.experimental.implicit_replication()",
+    )
 
 
 def _strategy(rule: Callable[..., list[type_of_strategy]], place_of_k: int, schema: Any) -> Any:

@@ -55,10 +55,11 @@ def check_pages(
     pages: int,
     page_size: int,
     table_name: str = "page_table",
+    lengths_name: str = "seqused_kv",
 ) -> None:
     """Raise ValueError unless every page that holds used rows exists; reads the tensors.
 
-    `table_name` is what the user calls the page table.
+    `table_name` and `lengths_name` are what the user calls the two.
     """
     capacity = page_table.shape[1] * page_size
     is_too_long = (seqused_kv < 0) | (seqused_kv > capacity)
@@ -66,7 +67,7 @@ def check_pages(
         b = int(is_too_long.nonzero()[0])
         raise ValueError(
             invalid(
-                f"seqused_kv[{b}]",
+                f"{lengths_name}[{b}]",
                 int(seqused_kv[b]),
                 f"0 to {capacity}, what {page_table.shape[1]} pages of {page_size} rows hold",
                 f"give {table_name} more columns or shorten the sequence",

@@ -179,6 +179,22 @@ def test_kvcache_without_lengths_uses_the_whole_cache():
     torch.testing.assert_close(found, spelled(q, k, v, causal=True, slopes=slopes)[0])
 
 
+@pytest.mark.parametrize(
+    ("bounds_k", "pages", "words"),
+    [
+        ([0, 17, 20], [0, 1, 2, 3], r"cu_seqlens_k\.diff\(\)\[0\]=17 .*block_table more columns"),
+        ([0, 10, 5], [0, 1, 2, 3], r"cu_seqlens_k\.diff\(\)\[1\]=-5"),
+        ([0, 10, 20], [4, 5, 8, 7], r"block_table\[0, 2\]=8"),
+    ],
+)
+def test_varlen_func_with_a_wrong_block_table_names_its_own_arguments(bounds_k, pages, words):
+    q, cache = torch.randn(6, 2, 8), torch.randn(8, 4, 2, 8)
+    bounds_q, bounds_k = (torch.tensor(x, dtype=torch.int32) for x in ([0, 3, 6], bounds_k))
+    table = torch.tensor([pages, pages], dtype=torch.int32)
+    with pytest.raises(ValueError, match=words):
+        flash_attn_varlen_func(q, cache, cache, bounds_q, bounds_k, 3, 20, block_table=table)
+
+
 def test_kvcache_with_block_table_appends_across_a_page():
     q, k, v = make(1, 8, batch=1)
     table = torch.tensor([[3, 1, 0]], dtype=torch.int32)

@@ -42,6 +42,20 @@ for place, sink_place in ((Shard(2), Shard(0)), (Shard(0), Replicate()), (Shard(
     found = run([distribute_tensor(t, mesh, [p]) for t, p in zip(plain, places)])
     for one, other in zip(found, expected):
         torch.testing.assert_close(one.full_tensor(), other)
+from torch.distributed.tensor.experimental import implicit_replication
+q, sink, table = distribute_tensor(plain[0], mesh, [Replicate()]), plain[3], plain[4]
+mod = lambda s, b, h, i, j: s + table[j]
+captured = ("(7,) captured by score_mod", {"score_mod": mod})
+for name, keywords in (("sink", {"sink": sink}), captured):
+    try:
+        fovea.attention(q, q, q, **keywords)
+    except TypeError as error:
+        assert name in str(error) and "distribute_tensor" in str(error), error
+    else:
+        raise AssertionError(name)
+    whole = fovea.attention(*(plain[0],) * 3, **keywords)
+    with implicit_replication():
+        torch.testing.assert_close(fovea.attention(q, q, q, **keywords).full_tensor(), whole)
 dist.destroy_process_group()
 """
 
