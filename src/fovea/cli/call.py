@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -149,7 +149,7 @@ class Call:
         rows += shape.seqlen_kv * shape.heads_kv * (shape.head_dim + shape.head_dim_v)
         needed = 4 * shape.batch * rows  # drawn in float32
         if device.type == "cuda":
-            there = torch.cuda.get_device_properties(device).total_memory
+            there = int(cast(Any, torch.cuda).get_device_properties(device).total_memory)
         else:
             there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if needed > there:
