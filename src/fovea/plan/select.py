@@ -329,12 +329,15 @@ def _lacking_mods(problem: AttentionProblem) -> str | None:
 
 @lru_cache(maxsize=256)
 def _computes_in_float64(graph: Graph) -> bool:
-    """Return whether a mod has float64 that is more than an element read and converted at once."""
+    """Return whether a mod has float64 that is more than something read and converted at once.
+
+    Elements of tensors, and the Python floats that it captures, which are float64 by themselves.
+    """
     nodes = graph.nodes
     wide = {number for number, node in enumerate(nodes) if node.dtype == "f64"}
     if not wide:
         return False
-    if any(nodes[number].op != "load" for number in wide):
+    if any(nodes[number].op not in ("load", "scalar") for number in wide):
         return True
     readers = (node for node in nodes if wide.intersection(node.args))
     return any(node.op != "cast" or node.dtype not in _FLOATS for node in readers)

@@ -104,4 +104,13 @@ def test_scores_that_compute_in_float64_are_not_for_kernels(score_mod, is_refuse
     assert lack is None or "float64 in the score_mod" in lack
 
 
+@pytest.mark.parametrize("score_mod", [fovea.mods.alibi(8), fovea.mods.softcap(5.5)])
+def test_python_floats_that_a_mod_captures_are_for_kernels(score_mod):
+    """As scalars they are float64, which a kernel converts where it reads them."""
+    assert _lack_of_mod(score_mod=score_mod) is None
+    rate = 0.3
+    assert _lack_of_mod(score_mod=lambda s, b, h, i, j: s - (i - j) * rate) is None
+    assert _lack_of_mod(mask_mod=lambda b, h, i, j: (i - j) * rate < 2.5) is None
+
+
 _WIDE = torch.arange(9, dtype=torch.float64)
