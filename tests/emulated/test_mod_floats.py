@@ -123,6 +123,23 @@ def _rounded_line(s, b, h, i, j):
     return s + 0.25 * (i * 40 - j).bfloat16()
 
 
+_HALVES = torch.linspace(-3, 3, 71).half()
+
+
+def _with_numbers(number):
+    def score_mod(s, b, h, i, j):
+        return s + _HALVES[i] * 3.3 + (s.bfloat16() * number).float() * 0.3
+
+    return score_mod
+
+
+_ROWS = torch.linspace(-1.7, 1.9, 210).reshape(70, 3).bfloat16()
+
+
+def _rows(s, b, h, i, j):
+    return s * (_ROWS[i] + _ROWS[j]).prod(-1) + (_ROWS[i] * _ROWS[j]).sum(-1)
+
+
 _TABLE = torch.arange(66, dtype=torch.float64) / 3
 
 
@@ -135,12 +152,14 @@ MODS = {
     "far quotients": {"score_mod": _far_quotients},
     "wide caps": {"score_mod": _wide_caps},
     "rounded line": {"score_mod": _rounded_line},
+    "numbers": {"score_mod": _with_numbers(1.37)},
+    "rows of 16 bits": {"score_mod": _rows},
     "read in float64": {"score_mod": _read_in_float64},
     "cap": {"softcap": 1e7},
     "mask of halves": {"mask_mod": lambda b, h, i, j: (i * 33).half() - (j * 33).half() > 1.5},
 }
 
-QUICK = (("sixteen bits", "sm90"), ("rounded line", "sm90"), ("far quotients", "sm100"))
+QUICK = (("sixteen bits", "sm90"), ("numbers", "sm90"), ("far quotients", "sm100"))
 
 
 @pytest.mark.parametrize(

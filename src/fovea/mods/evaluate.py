@@ -248,6 +248,10 @@ def apply_node(node: Node, operands: list[Tensor], around: Surroundings) -> Tens
 
 def _reduce(node: Node, operand: Tensor, rank: int) -> Tensor:
     dimension = -(rank + int(node.attrs[0]) + 1)
+    if node.op == "prod" and node.dtype in ("f16", "bf16"):
+        # Rounded once, as torch's sums are everywhere and its products on a GPU, not on a CPU.
+        product = torch.prod(operand.float(), dimension, keepdim=True)
+        return product.to(TORCH_DTYPE[node.dtype])
     if node.op in ("sum", "prod"):
         return _REDUCTION[node.op](operand, dimension, keepdim=True, dtype=TORCH_DTYPE[node.dtype])
     return _REDUCTION[node.op](operand, dimension, keepdim=True)

@@ -95,6 +95,9 @@ def test_masks_that_need_float64_are_not_for_kernels():
         (lambda s, b, h, i, j: s + _WIDE[j].int(), True),
         (lambda s, b, h, i, j: torch.where(_WIDE[j].bool(), s, 0.0), True),
         (lambda s, b, h, i, j: s + _WIDE[j].float(), False),
+        ((lambda number: lambda s, b, h, i, j: s * number)(1.37), False),
+        ((lambda number: lambda s, b, h, i, j: (s.half() * number).float())(1.37), False),
+        ((lambda number: lambda s, b, h, i, j: s.double() * number)(1.37), True),
         (lambda s, b, h, i, j: s + (_WIDE[i].half() - _WIDE[j].half()) * 0.1, False),
     ],
 )

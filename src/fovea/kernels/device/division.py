@@ -31,8 +31,10 @@ def divide(a: Value, b: Value) -> Value:
     Quotients below 2^-125 are good to two of the least subnormal numbers.
     """
     known = getattr(b, "value", None)
-    if isinstance(known, float) and math.isfinite(known) and _as_float32(known) != 0.0:
-        return _divide_by_number(a, _as_float32(known))
+    if isinstance(known, float):
+        number = as_float32(known)
+        if math.isfinite(number) and number != 0.0:
+            return _divide_by_number(a, number)
     # Between 1/2 and 1, or 2^-23 where it is subnormal and 4 where it is huge; and positive, so
     # that below a remainder of 0 leaves the sign of a quotient of 0.
     scale = _scale_of(b)
@@ -70,9 +72,12 @@ def _divide_by_number(a: Value, b: float) -> Value:
         # As for a divisor that is not known.
         power = max(-126, min(-exponent, 126))
         a, b = a * 2.0**power, b * 2.0**power
-    return _refined(a, cutlass.Float32(b), cutlass.Float32(_as_float32(1.0 / b)))
+    return _refined(a, cutlass.Float32(b), cutlass.Float32(as_float32(1.0 / b)))
 
 
-def _as_float32(number: float) -> float:
-    """Return the nearest float32 of a number that has one."""
-    return struct.unpack("f", struct.pack("f", number))[0]
+def as_float32(number: float) -> float:
+    """Return the nearest float32 of a number, infinite past the largest."""
+    try:
+        return struct.unpack("f", struct.pack("f", number))[0]
+    except OverflowError:
+        return math.copysign(math.inf, number)

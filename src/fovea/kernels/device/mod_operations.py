@@ -6,6 +6,7 @@ graph (`mods.py`), quotients of floats (`division.py`). Invariant: each agrees w
 """
 
 import math
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import cutlass
 import cutlass.cute as cute
 
 from fovea.kernels.device import trigonometry
-from fovea.kernels.device.division import divide
+from fovea.kernels.device.division import as_float32, divide
 from fovea.kernels.device.polynomials import tanh_factor
 from fovea.kernels.device.ptx import float_of
 from fovea.kernels.device.values import select
@@ -88,7 +89,15 @@ def _is_exact(node: Node, operand_dtypes: Sequence[str]) -> bool:
 
 def _rounded(value: Value, dtype: str) -> Value:
     """Return a float32 as the nearest number of a 16-bit type, which may be infinite."""
+    if isinstance(getattr(value, "value", None), float):
+        # The DSL takes the conversions of a number that it knows for nothing.
+        value = float_of(cutlass.Int32(_bits_of_number(value.value)))
     return value.to(_HALVES[dtype]).to(cutlass.Float32)
+
+
+def _bits_of_number(number: float) -> int:
+    """Return the bits of the nearest float32."""
+    return struct.unpack("i", struct.pack("f", as_float32(number)))[0]
 
 
 def _is_integer(node: Node) -> bool:
