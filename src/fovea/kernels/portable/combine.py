@@ -80,6 +80,8 @@ class CombineKernel:
         shape = (plan.columns_per_lane, WARP_SIZE, plan.num_warps)
         sSums = smem.allocate_tensor(cutlass.Float32, cute.make_layout(shape), 16)
 
+        # The next forward may come up: every CTA of this grid runs by now, and none waits for it.
+        cute.arch.griddepcontrol_launch_dependents()
         # The forward's results are there, and visible, from here on.
         cute.arch.griddepcontrol_wait()
         place = (batch, head, q_idx)

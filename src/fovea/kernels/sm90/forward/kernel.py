@@ -191,6 +191,8 @@ class ForwardKernel:
             cluster=(plan.cluster, 1, 1),
             stream=stream,
             min_blocks_per_mp=1,
+            # Of few queries the CTAs start while the kernel before them ends, and wait below.
+            use_pdl=plan.packs_heads,
         )
         if cutlass.const_expr(plan.packs_heads):
             whole = (as_batch(each, is_packed=is_packed) for each in (mO, mLSE, mMaxScore))
@@ -234,6 +236,9 @@ class ForwardKernel:
             # The merge may come up where a CTA is done. Every CTA of this grid runs by now, or will
             # without waiting for another to end, so its waiting CTAs keep none of these out.
             cute.arch.griddepcontrol_launch_dependents()
+            # What was there before this launch is complete and visible from here on, such as a
+            # merge that writes where this kernel reads or reads where it writes.
+            cute.arch.griddepcontrol_wait()
         load_role, compute_role = plan.roles
         if warp_idx < load_role.threads // WARP_SIZE:
             cute.arch.setmaxregister_decrease(load_role.registers)
