@@ -29,7 +29,8 @@ from fovea.compile.target import CompileTarget, native_host_triple
 from fovea.compile.variant import ForwardVariant
 from fovea.plan import select
 from fovea.plan.kernel_calls import as_kernel_call
-from fovea.plan.sm90 import ForwardPlan, TileShape
+from fovea.plan.sm90 import ForwardPlan
+from fovea.plan.sm90_tiles import TileShape
 from fovea.problem import AttentionProblem, Request, make_dense
 from fovea.problem.parts import numbers_of, tensors_of
 

@@ -46,6 +46,16 @@ OPTIMISTIC_SUM_LIMIT = 2.0**100
 # The same where exponentials are done in software, whose highest is 2^EXP2_HIGHEST.
 SOFTWARE_SUM_LIMIT = 2.0**64
 OPTIMISTIC_SUM_LEAST = 2.0**-64
+# What rounding leaves of a reference, up to half its last place, is in every exponent of its row.
+# From here on, in log2 units, that may be more than exp2 bears. Two scores that differ do so by as
+# much, so that but for the largest of such a row nothing counts.
+HUGE_REFERENCE = 2.0**30
+# The same where P is float16, which bears less. The smaller of two scores that differ still counts
+# for up to 2^-4, but scores in float32 are not more exact than that here.
+HALF_HUGE_REFERENCE = 2.0**26
+# The same where exponentials are done in software, whose arguments are rounded to 2^-24 of the
+# reference: as much as P is rounded by.
+SOFTWARE_HUGE_REFERENCE = 2.0**16
 
 # tanh(x) = x (1 + c1 y + ... + c5 y^5) for x^2 <= TANH_LARGEST_SQUARE, y = 2 x^2, float32, by the
 # same script. Beyond, 1 - 2 / (1 + e^(2x)) does not lose more than a place or two.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fovea.arch import Arch
 from fovea.mods.graph import Graph
-from fovea.plan import sm90, sm100, sm100_tiles
+from fovea.plan import sm90, sm90_tiles, sm100, sm100_tiles
 from fovea.plan.features import ForwardFeatures
 from fovea.plan.forward import ForwardPlan
 from fovea.plan.integers import NARROW_LIMIT
@@ -26,12 +26,12 @@ from fovea.tiling.split_kv import MAX_SPLITS, SplitDemand
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _FLOATS = ("f32", "f16", "bf16")  # of mods in kernels
 _TILE_HEAD_DIMS = {
-    "sm90": sm90.HEAD_DIMS,
+    "sm90": sm90_tiles.HEAD_DIMS,
     "sm100": sm100_tiles.TILE_HEAD_DIMS,
     "sm103": sm100_tiles.TILE_HEAD_DIMS,
 }
 # A copy from a page takes 64 columns.
-_PAGED_HEAD_DIMS = {**_TILE_HEAD_DIMS, "sm90": sm90.PAGED_HEAD_DIMS}
+_PAGED_HEAD_DIMS = {**_TILE_HEAD_DIMS, "sm90": sm90_tiles.PAGED_HEAD_DIMS}
 # Keys up to which a call gets the plan for short sequences, and that for those of medium length.
 SHORT_SEQLEN, MEDIUM_SEQLEN = 1024, 2048
 # Queries up to which a call gets the plan for few. One warpgroup then multiplies at a time, which
@@ -66,7 +66,9 @@ def forward_plan(problem: AttentionProblem, arch: Arch) -> ForwardPlan:
     page_size = problem.k.shape[1] if problem.is_paged else None
     if arch.name == "sm90":
         if _packs_heads(problem, features):
-            widest = _rounded(max(problem.head_dim, problem.head_dim_v), sm90.PACKED_HEAD_DIMS)
+            widest = _rounded(
+                max(problem.head_dim, problem.head_dim_v), sm90_tiles.PACKED_HEAD_DIMS
+            )
             return sm90.make_packed_plan(dtype, widest, features, page_size=page_size)
         length = length_of(problem.seqlen_kv)
         return sm90.make_forward_plan(
@@ -84,7 +86,7 @@ def forward_plan(problem: AttentionProblem, arch: Arch) -> ForwardPlan:
     )
 
 
-def length_of(seqlen_kv: int) -> sm90.Length:
+def length_of(seqlen_kv: int) -> sm90_tiles.Length:
     """Return the class of plans for a number of keys."""
     if seqlen_kv <= SHORT_SEQLEN:
         return "short"
@@ -128,8 +130,8 @@ def _packs_heads(problem: AttentionProblem, features: ForwardFeatures) -> bool:
     rows = problem.seqlen_q if problem.varlen is None else problem.q.shape[0]
     is_small = rows * problem.group_size < _MAX_SEQLEN
     has_map = features.block_lists or features.key_ranges  # of query tiles, which count no heads
-    is_wide = max(problem.head_dim, problem.head_dim_v) > sm90.PACKED_HEAD_DIMS[-1]
-    is_one_width = problem.head_dim == problem.head_dim_v in sm90.PACKED_HEAD_DIMS
+    is_wide = max(problem.head_dim, problem.head_dim_v) > sm90_tiles.PACKED_HEAD_DIMS[-1]
+    is_one_width = problem.head_dim == problem.head_dim_v in sm90_tiles.PACKED_HEAD_DIMS
     if is_wide or (problem.is_paged and not is_one_width):
         return False
     return problem.seqlen_q <= FEW_QUERIES and is_small and not has_map
@@ -220,7 +222,7 @@ def tile_head_dims(problem: AttentionProblem) -> tuple[int, int]:
 
     The copy engine fills the columns past the tensors' own with zeros.
     """
-    columns = sm90.PAGED_HEAD_DIMS if problem.is_paged else sm90.HEAD_DIMS
+    columns = sm90_tiles.PAGED_HEAD_DIMS if problem.is_paged else sm90_tiles.HEAD_DIMS
     return _rounded(problem.head_dim, columns), _rounded(problem.head_dim_v, columns)
 
 
@@ -299,7 +301,9 @@ def _lacking_blocks(problem: AttentionProblem, arch: Arch) -> str | None:
         return None
     features = ForwardFeatures(block_lists=True, full_lists=True)
     if arch.name == "sm90":
-        tile_m, tile_n, *_ = sm90.forward_tile(tile_head_dims(problem), features, length="long")
+        tile_m, tile_n, *_ = sm90_tiles.forward_tile(
+            tile_head_dims(problem), features, length="long"
+        )
     else:
         tile_m = sm100_tiles.STREAM_ROWS
         tile_n = sm100_tiles.forward_tile(_blackwell_head_dims(problem)).tile_n

@@ -1,28 +1,32 @@
 """Plans for Hopper (sm_90a): tile shapes, shared memory, roles and registers of each kernel.
 
-Lives here: `ForwardPlan` and the table of tile shapes. Not here: which plan a call gets
-(`plan/select.py`), and any device code. Invariant: a plan that exists fits one SM; the kernel reads
+Lives here: `ForwardPlan`. Not here: tile shapes (`sm90_tiles.py`), which plan a call gets
+(`select.py`), and any device code. Invariant: a plan that exists fits one SM; the kernel reads
 every size from it.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import gcd
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from fovea.plan.combine import CombinePlan
 from fovea.plan.features import ForwardFeatures
-from fovea.plan.mod_weight import adds_line, are_heavy
 from fovea.plan.pipeline import BARRIER_BYTES, Edge
 from fovea.plan.roles import Role, check_roles
 from fovea.plan.sequences import SEQUENCE_WORDS
-
-SHARED_BYTES_PER_CTA = 232448  # 227 KiB, the opt-in limit of compute capability 9.0
-SHARED_ALIGNMENT = 1024  # a 128-byte swizzle atom spans 8 rows of 128 bytes
-WARPGROUP_ROWS = 64  # rows of one wgmma
-WIDEST_SLICE = 256  # columns of O: 128 registers of a thread
-WARPS_PER_WARPGROUP = 4
-ELEMENT_BYTES = 2
+from fovea.plan.sm90_tiles import (
+    ELEMENT_BYTES,
+    SHARED_ALIGNMENT,
+    SHARED_BYTES_PER_CTA,
+    WARPGROUP_ROWS,
+    WARPS_PER_WARPGROUP,
+    WIDEST_SLICE,
+    Length,
+    TileShape,
+    forward_tile,
+    packed_tile,
+    v_slices_of,
+)
 
 # Registers per thread of (producer, consumers) by number of consumer warpgroups: what a CTA gets at
 # launch, moved from the producer, whose TMA loop needs few, to the consumers.
@@ -58,6 +62,7 @@ class ForwardPlan:
     q_buffers: int  # query tiles in shared memory: with 2, the next one is there when one ends
     cluster: int = 1  # CTAs that read K and V from the L2 cache together, on query tiles in a row
     skips_idle: bool = False  # a warpgroup whose rows lie past the queries skips the walk
+    spare_q: bool = False  # room for Q of one more warpgroup: who is done first finds its next one
     packs_heads: bool = False
     page_box: int = 0  # rows of K and V that one copy takes from a page; 0: keys are not paged
     v_slices: int = 1  # a warpgroup has registers for 256 columns of O
@@ -83,6 +88,11 @@ class ForwardPlan:
             # still holds its last one.
             skipped = -(-(self.tile_m - WARPGROUP_ROWS) // self.tile_n)
             assert self.kv_stages > skipped, (self.kv_stages, skipped)
+        if self.spare_q:
+            # The last Q of a query tile waits until the first warpgroup has done its first softmax,
+            # which therefore has to be on one of the first two K.
+            assert self.q_buffers == 1 and self.num_consumers == 2, self.q_edge
+            assert self.tile_n >= WARPGROUP_ROWS and not (self.skips_far or self.passes_uses)
         check_roles(self.roles)
 
     @property
@@ -116,7 +126,7 @@ class ForwardPlan:
         """Q of one consumer warpgroup; the same shared memory stages O on its way out."""
         return Edge(
             name="q",
-            stages=self.num_consumers * self.q_buffers,
+            stages=self.num_consumers * self.q_buffers + self.spare_q,
             consumer_warps=1,  # the warp that stored O frees the memory for the next tile
             stage_bytes=WARPGROUP_ROWS * self.head_dim * ELEMENT_BYTES,
         )
@@ -199,6 +209,11 @@ class ForwardPlan:
         Its Q has to be in shared memory while the tile before stages its output.
         """
         return self.q_buffers > 1
+
+    @property
+    def frees_q_late(self) -> bool:
+        """True where nobody waits yet for the memory of Q when O has been staged there."""
+        return self.q_buffers > 1 or self.spare_q
 
     @property
     def skips_hidden(self) -> bool:
@@ -293,7 +308,8 @@ class ForwardPlan:
         kind = "bf16" if self.dtype == "bfloat16" else "f16"
         return (
             f"fovea_sm90_forward_{kind}_d{self.head_dim}x{self.head_dim_v * self.v_slices}"
-            f"_m{self.tile_m}n{self.tile_n}q{self.q_buffers}c{self.cluster}"
+            f"_m{self.tile_m}n{self.tile_n}"
+            f"q{self.q_buffers}{'s' if self.spare_q else ''}c{self.cluster}"
             f"{'_idle' if self.skips_idle else ''}{'_packed' if self.packs_heads else ''}"
             f"{f'_pages{self.page_box}' if self.page_box else ''}"
         )
@@ -304,139 +320,10 @@ class ForwardPlan:
             f"sm90 forward {self.dtype} tile {self.tile_m}x{self.tile_n} head_dim {self.head_dim} "
             f"head_dim_v {self.head_dim_v} kv_stages {self.kv_stages} "
             f"q_buffers {self.q_buffers} cluster {self.cluster} packs_heads {self.packs_heads} "
-            f"page_box {self.page_box} skips_idle {self.skips_idle}"
+            f"page_box {self.page_box} skips_idle {self.skips_idle} spare_q {self.spare_q}"
             f"{f' v_slices {self.v_slices}' if self.v_slices > 1 else ''}\n"
             f"{self.features.key_text()}"
         )
-
-
-class TileShape(NamedTuple):
-    """Tile sizes and buffer counts of a plan."""
-
-    tile_m: int
-    tile_n: int
-    kv_stages: int
-    q_buffers: int
-    cluster: int = 1
-    skips_idle: bool = False
-
-
-Length = Literal["short", "medium", "long"]  # how many keys there are (`select.length_of`)
-
-HEAD_DIMS = (64, 96, 128, 192, 256, 384, 512, 576)  # columns of tiles that there are
-PAGED_HEAD_DIMS = (64, 128, 192, 256, 384, 512, 576)  # a copy from a page takes 64 columns
-PACKED_HEAD_DIMS = (64, 128, 256)  # 128 threads load whole rows of them
-
-
-def forward_tile(
-    head_dims: tuple[int, int], features: ForwardFeatures, *, length: Length
-) -> TileShape:
-    """Return the tile shape of (head_dim, head_dim_v) already rounded up; V of all slices.
-
-    Block lists want tiles that divide 128, torch's default block. Wider KV tiles cross the softmax
-    less often per key; mods want narrower ones, since they need registers too. Shorter sequences
-    spend their time at the ends of a query tile, where a second Q buffer helps more than width.
-    """
-    if head_dims == (192, 128) and not (features.block_lists or features.has_mods):
-        is_banded = features.limit_left or features.limit_right or features.key_ranges
-        return TileShape(128, 128, 2, 1, 1 if is_banded else 2)
-    widest = max(head_dims)
-    tile = _tile_shapes(features, length)[128 if widest == 96 else min(widest, 256)]
-    return tile if widest <= 256 else _wide_tile(head_dims, tile)
-
-
-def _tile_shapes(features: ForwardFeatures, length: Length) -> Mapping[int, TileShape]:
-    """Return the shape of every head dimension; measured in docs/notes/hopper_forward.md."""
-    wide = {192: TileShape(128, 64, 3, 1), 256: TileShape(128, 64, 2, 1)}
-    if are_heavy(features):
-        return {**wide, 64: TileShape(128, 64, 6, 2), 128: TileShape(128, 64, 4, 2)}
-    if features.block_lists:
-        return {**wide, 64: TileShape(128, 128, 3, 2), 128: TileShape(128, 128, 2, 2)}
-    narrow = {**wide, 64: TileShape(192, 128, 2, 2), 128: TileShape(128, 128, 2, 2)}
-    if features.mask_mod is not None:
-        # Three warpgroups leave 160 registers, too few beside a mod that gathers by query and key.
-        return {**narrow, 64: TileShape(128, 128, 2, 2)}
-    if adds_line(features) and not (features.varlen or features.explicit_scale):
-        return {**narrow, 128: TileShape(192, 80, 3, 2)}
-    if features.has_mods or features.explicit_scale:
-        # The lengths of a packed sequence take registers too: 192x128 spills with them.
-        return {**narrow, 64: TileShape(192, 96, 3, 2)} if features.varlen else narrow
-    if features.key_ranges or features.softcap:
-        return {**_TALL, 128: TileShape(192, 80, 3, 2)} if features.softcap else _TALL
-    is_banded = features.limit_left or features.limit_right
-    return _TALL_BANDED[length] if is_banded else _TALL_FULL[length]
-
-
-def _wide_tile(head_dims: tuple[int, int], tile: TileShape) -> TileShape:
-    """Return the tile shape of head dims beyond 256, from the one of 256.
-
-    Registers are those of 256: one slice of V. 128 rows of a wide Q fill half of shared memory and
-    more, two stages of 32 keys fit beside them; of 576 columns beside 64 rows.
-    """
-    head_dim, head_dim_v = head_dims[0], head_dims[1] // _v_slices(head_dims[1])
-    if head_dim > 256:
-        tile = tile._replace(tile_n=32)
-    if head_dim > 512:
-        tile = tile._replace(tile_m=WARPGROUP_ROWS)
-    room = SHARED_BYTES_PER_CTA - 2 * SHARED_ALIGNMENT  # without barriers and announcements
-    room -= tile.tile_m * max(head_dim, head_dim_v) * ELEMENT_BYTES
-    stages = room // (tile.tile_n * (head_dim + head_dim_v) * ELEMENT_BYTES)
-    return tile._replace(kv_stages=min(stages, 4))
-
-
-def _v_slices(head_dim_v: int) -> int:
-    """Return how many slices hold the columns of V."""
-    return -(-head_dim_v // WIDEST_SLICE)
-
-
-# The more rows read a K and V tile, the less binds what the L2 cache can deliver, and the better do
-# the warpgroups hide each other's ends.
-_TALL = {
-    64: TileShape(256, 64, 6, 2),
-    128: TileShape(192, 64, 4, 2),
-    192: TileShape(128, 96, 2, 1),
-    256: TileShape(128, 64, 2, 1),
-}
-_TALL_SHARED = {
-    **_TALL,
-    192: TileShape(128, 112, 2, 1, 2),
-    256: TileShape(128, 64, 2, 1, 2),
-}
-# Sharing K and V in a cluster helps where 128 rows read them; where query tiles differ in work the
-# two CTAs wait for each other, the more the shorter the walks are.
-_TALL_BANDED = {
-    # A tile of 128 rows sees fewer hidden keys than one of 192.
-    "short": {**_TALL, 128: TileShape(128, 64, 4, 2)},
-    "medium": _TALL_SHARED,
-    "long": _TALL_SHARED,
-}
-_TALL_FULL = {
-    "short": {
-        **_TALL_SHARED,
-        64: TileShape(256, 64, 6, 2, 2),
-        # 192 rows divide few lengths: idle warpgroups count where a call has few tiles a head.
-        128: TileShape(192, 64, 4, 2, skips_idle=True),
-    },
-    "medium": {**_TALL_SHARED, 64: TileShape(256, 64, 6, 2, 2)},
-    "long": {
-        **_TALL_SHARED,
-        64: TileShape(192, 128, 3, 2, 2),
-        128: TileShape(192, 64, 4, 2, 2),
-    },
-}
-# Of packed plans: one wgmma of rows, and as much of K and V on its way as fits, since what memory
-# delivers is all that counts. docs/notes/hopper_decode.md has the arithmetic.
-_PACKED_TILES = {
-    64: TileShape(WARPGROUP_ROWS, 128, 6, 1),
-    128: TileShape(WARPGROUP_ROWS, 128, 3, 1),
-    256: TileShape(WARPGROUP_ROWS, 64, 3, 1),
-}
-# Of those with mods: a gather by head and key takes registers that half a tile of scores leaves.
-_PACKED_TILES_MODS = {
-    64: TileShape(WARPGROUP_ROWS, 64, 8, 1),
-    128: TileShape(WARPGROUP_ROWS, 64, 6, 1),
-    256: TileShape(WARPGROUP_ROWS, 64, 3, 1),
-}
 
 
 def make_packed_plan(
@@ -447,7 +334,7 @@ def make_packed_plan(
     page_size: int | None = None,
 ) -> ForwardPlan:
     """Return the plan of a variant for few queries."""
-    shape = (_PACKED_TILES_MODS if features.has_mods else _PACKED_TILES)[head_dim]
+    shape = packed_tile(head_dim, features)
     return ForwardPlan(
         dtype=dtype,
         head_dim=head_dim,
@@ -475,7 +362,7 @@ def make_forward_plan(
     if features.varlen:
         # Pages have no halves to share, and packed sequences are untried in pairs.
         shape = shape._replace(cluster=1, skips_idle=False)
-    v_slices = _v_slices(head_dims[1])
+    v_slices = v_slices_of(head_dims[1])
     return ForwardPlan(
         dtype=dtype,
         head_dim=head_dims[0],

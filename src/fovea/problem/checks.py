@@ -215,10 +215,11 @@ def _float_of(name: str, value: object) -> float:
 def check_number(name: str, value: float, dtype: torch.dtype, *, is_positive: bool) -> None:
     """Raise ValueError unless `value` is finite, and positive where that is asked.
 
-    It is finite and, where positive, not 0 in the dtype of the accumulation too.
+    It is finite and, where positive, not 0 in the dtype of the accumulation; times log2(e) too:
+    scores are counted in powers of two.
     """
     is_wide = dtype == torch.float64
-    least, most = (0.0, math.inf) if is_wide else (_FLOAT32.tiny, _FLOAT32.max)
+    least, most = (0.0, math.inf) if is_wide else (_FLOAT32.tiny, _FLOAT32.max / math.log2(math.e))
     if not abs(value) <= most or abs(value) == math.inf or (is_positive and value <= least):
         allowed = "a finite number above 0" if is_positive else "any finite number"
         if not is_wide:

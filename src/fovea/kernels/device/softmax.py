@@ -14,8 +14,9 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 
+from fovea.kernels.device.ptx import power_of_two_in
 from fovea.kernels.device.values import select
-from fovea.plan.numerics import LN_2, LOG2_E
+from fovea.plan.numerics import HALF_HUGE_REFERENCE, HUGE_REFERENCE, LN_2, LOG2_E
 from fovea.plan.roles import WARP_SIZE
 
 ROWS_PER_THREAD = 2
@@ -37,7 +38,7 @@ def columns_per_thread(acc: cute.Tensor) -> int:
 
 
 def row_maximum(acc: cute.Tensor, row: int, start: cutlass.Float32) -> cutlass.Float32:
-    """Return the maximum of `start` and a row, over the four lanes that share the row.
+    """Return the maximum of `start` and a row, over the four lanes that share the row; NaN if any.
 
     Four chains, since one chain of dependent maxima would wait for each result.
     """
@@ -47,12 +48,17 @@ def row_maximum(acc: cute.Tensor, row: int, start: cutlass.Float32) -> cutlass.F
         if len(chains) < 4:
             chains.append(value)
         else:
-            chains[column % 4] = cute.arch.fmax(chains[column % 4], value)
+            chains[column % 4] = larger(chains[column % 4], value)
     result = chains[0]
     for chain in chains[1:]:
-        result = cute.arch.fmax(result, chain)
-    result = cute.arch.fmax(result, cute.arch.shuffle_sync_bfly(result, offset=1))
-    return cute.arch.fmax(result, cute.arch.shuffle_sync_bfly(result, offset=2))
+        result = larger(result, chain)
+    result = larger(result, cute.arch.shuffle_sync_bfly(result, offset=1))
+    return larger(result, cute.arch.shuffle_sync_bfly(result, offset=2))
+
+
+def larger(a: cutlass.Float32, b: cutlass.Float32) -> cutlass.Float32:
+    """Return the larger number, NaN if one is."""
+    return cute.arch.fmax(a, b, nan=True)
 
 
 def finite_reference(maximum: cutlass.Float32) -> cutlass.Float32:
@@ -61,6 +67,21 @@ def finite_reference(maximum: cutlass.Float32) -> cutlass.Float32:
     -inf - -inf would be NaN; with 0 every masked score still becomes exp2(-inf) = 0.
     """
     return select(maximum == -cutlass.Float32.inf, cutlass.Float32(0.0), maximum)
+
+
+def exact_exponents(
+    plan, maximum: cutlass.Float32, scale_log2: cutlass.Float32, reference_log2: cutlass.Float32
+) -> tuple[cutlass.Float32, cutlass.Float32]:
+    """Return the scale and the reference that a row's exponents are made with, of 0 at its maximum.
+
+    Of a huge reference the scale is cut to a power of two, with which products are exact: scores
+    that differ are still so far apart that the smaller one vanishes.
+    """
+    limit = HUGE_REFERENCE if plan.dtype == "bfloat16" else HALF_HUGE_REFERENCE
+    is_huge = cute.math.absf(reference_log2) >= limit
+    power = power_of_two_in(scale_log2)
+    scale = select(is_huge, power, scale_log2)
+    return scale, select(is_huge, maximum * power, reference_log2)
 
 
 def exponentiate_row(
@@ -79,7 +100,7 @@ def exponentiate_row(
         offset = -reference_log2
         if slope_log2 is not None:
             offset = slope_log2 * cutlass.Float32(float(column_of_register(column))) + offset
-        acc[idx] = acc[idx] * scale_log2 + offset
+        acc[idx] = cute.math.fma(acc[idx], scale_log2, offset)
     return powers_of_row(acc, row)
 
 
@@ -139,6 +160,7 @@ def close_row(
         # The sink joins the reference, or 2^(sink - reference) could overflow.
         sink_log2 = sink * LOG2_E
         joined = select(is_dead, sink_log2, cute.arch.fmax(reference, sink_log2))
+        joined = finite_reference(joined)  # a sink of -inf in a row without keys
         factor = cute.math.exp2(reference - joined, fastmath=True)
         row_sum = row_sum * factor + cute.math.exp2(sink_log2 - joined, fastmath=True)
         reference = joined

@@ -12,7 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.memory import SmemAllocator
 
-from fovea.kernels.device.softmax import Closed, close_row
+from fovea.kernels.device.softmax import Closed, close_row, larger
 from fovea.kernels.device.values import select
 from fovea.plan.combine import REFERENCE, ROW_MAX, ROW_SUM, CombinePlan
 from fovea.plan.roles import WARP_SIZE
@@ -167,8 +167,8 @@ def _top_score(partials: Partials, place: tuple, lane: cutlass.Int32) -> cutlass
     """Return the largest score; -inf where there is no key."""
     top = cutlass.Float32(-cutlass.Float32.inf)
     for split in cutlass.range(lane, partials.num_splits, WARP_SIZE, unroll=1):
-        top = cute.arch.fmax(top, partials.mRows[ROW_MAX, split, *place])
-    return _over_lanes(top, cute.arch.fmax)
+        top = larger(top, partials.mRows[ROW_MAX, split, *place])
+    return _over_lanes(top, larger)
 
 
 def _nth_split(plan: CombinePlan, warp: cutlass.Int32, nth: cutlass.Int32 | int) -> cutlass.Int32:

@@ -10,7 +10,8 @@ import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as hopper
 from cutlass.cute.nvgpu import warpgroup
 
-from fovea.plan.sm90 import WARPGROUP_ROWS, ForwardPlan
+from fovea.plan.sm90 import ForwardPlan
+from fovea.plan.sm90_tiles import WARPGROUP_ROWS
 
 _DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}
 

@@ -15,7 +15,7 @@ from fovea.kernels.device.masking import Band
 from fovea.kernels.device.packing import Row as Place
 from fovea.kernels.device.pipeline import stage_of
 from fovea.kernels.device.scheduler import split_of
-from fovea.kernels.device.softmax import finite_reference
+from fovea.kernels.device.softmax import finite_reference, larger
 from fovea.kernels.device.values import is_in_all_lanes, select
 from fovea.kernels.device.work import STOP, Work, demand_redo, receive, release_work
 from fovea.kernels.sm100 import tmem
@@ -28,11 +28,17 @@ from fovea.kernels.sm100.forward.output import (
     write_rows,
     write_tile,
 )
-from fovea.kernels.sm100.forward.rows import larger
 from fovea.kernels.sm100.forward.streams import num_rows, of_used_row, row_of, rows_of
 from fovea.kernels.sm100.signals import tell, wait
 from fovea.plan.combine import IDLE_SUM
-from fovea.plan.numerics import LN_2, LOG2_E, OPTIMISTIC_SUM_LIMIT, SOFTWARE_SUM_LIMIT
+from fovea.plan.numerics import (
+    HUGE_REFERENCE,
+    LN_2,
+    LOG2_E,
+    OPTIMISTIC_SUM_LIMIT,
+    SOFTWARE_HUGE_REFERENCE,
+    SOFTWARE_SUM_LIMIT,
+)
 from fovea.plan.roles import WARPGROUP_THREADS
 from fovea.plan.sm100 import WARPS_PER_WARPGROUP
 from fovea.plan.sm100_tiles import STREAM_ROWS, STREAMS
@@ -265,9 +271,13 @@ def _judge(
     """Flag a row whose sum or output came too near overflow, and ask for it once more.
 
     Its reference is one of its own scores, so its largest term is not small: it can only overflow.
+    A huge reference makes inexact exponents.
     """
-    limit = SOFTWARE_SUM_LIMIT if plan.software_columns > 0 else OPTIMISTIC_SUM_LIMIT
-    fits = row.sums.total + doubt < limit  # false for NaN
+    limit, huge = OPTIMISTIC_SUM_LIMIT, HUGE_REFERENCE
+    if plan.software_columns > 0:
+        limit, huge = SOFTWARE_SUM_LIMIT, SOFTWARE_HUGE_REFERENCE
+    is_huge = cute.math.absf(row.sums.reference) >= huge
+    fits = row.sums.total + doubt < select(is_huge, cutlass.Float32(0.0), cutlass.Float32(limit))
     # Rows past the end are never stored, so whatever became of them is right.
     is_bad = (fits ^ cutlass.Boolean(True)) & (row.place.q_idx < band.seqlen_q)
     bits = cute.arch.vote_ballot_sync(is_bad)

@@ -12,6 +12,7 @@ import cutlass
 import cutlass.cute as cute
 
 from fovea.kernels.device.ptx import pack_pair
+from fovea.kernels.device.softmax import larger
 from fovea.kernels.sm100.exp2 import Pair, both, distance, exp2_pair
 from fovea.plan.numerics import EXP2_HIGHEST, EXP2_SPAN
 from fovea.plan.sm100_tiles import CHUNK_COLUMNS
@@ -49,11 +50,6 @@ def maximum(values: list[cutlass.Float32]) -> cutlass.Float32:
     return chains[0]
 
 
-def larger(a: cutlass.Float32, b: cutlass.Float32) -> cutlass.Float32:
-    """Return the larger number, NaN if one is."""
-    return cute.arch.fmax(a, b, nan=True)
-
-
 def software_pairs(plan) -> frozenset[int]:
     """Return which pairs of columns of a chunk go to the FMA pipe: evenly spread."""
     pairs, software = CHUNK_COLUMNS // 2, plan.software_columns // 2
@@ -61,7 +57,7 @@ def software_pairs(plan) -> frozenset[int]:
 
 
 class Exponents(NamedTuple):
-    """exponent = value * scale + offset + slope * column; the slope is None where it is 0.
+    """exponent = (value - anchor) * scale + offset + slope * column; what is None is 0.
 
     `below` gives the exponents' distances from the highest of the software exponential instead.
     """
@@ -70,6 +66,7 @@ class Exponents(NamedTuple):
     offset: cutlass.Float32
     slope: cutlass.Float32 | None = None
     below: "Exponents | None" = None
+    anchor: cutlass.Float32 | None = None
 
     def offsets(self, column: int) -> Pair:
         """Return what is added to a column and to the next."""
@@ -85,9 +82,16 @@ class Exponents(NamedTuple):
 
 
 def make_exponents(
-    plan, scale: cutlass.Float32, offset: cutlass.Float32, slope: cutlass.Float32 | None = None
+    plan,
+    scale: cutlass.Float32,
+    offset: cutlass.Float32,
+    slope: cutlass.Float32 | None = None,
+    anchor: cutlass.Float32 | None = None,
 ) -> Exponents:
-    """Return the exponents of a KV tile, in both forms where the plan has both."""
+    """Return the exponents of a KV tile, in both forms where the plan has both.
+
+    With an anchor near the scores no digit is lost, however large they are.
+    """
     below = None
     if plan.software_columns > 0:
         unit = cutlass.Float32(-1.0 / EXP2_SPAN)
@@ -97,7 +101,7 @@ def make_exponents(
             cute.math.fma(offset, unit, highest),
             None if slope is None else slope * unit,
         )
-    return Exponents(scale, offset, slope, below)
+    return Exponents(scale, offset, slope, below, anchor)
 
 
 def exponentiate(
@@ -112,6 +116,10 @@ def exponentiate(
     for pair in range(len(values) // 2):
         column = first + 2 * pair
         scores = (values[2 * pair], values[2 * pair + 1])
+        if exponents.anchor is not None:
+            scores = cute.arch.add_packed_f32x2(
+                scores, both(-exponents.anchor), rnd="rn", ftz=False
+            )
         if pair in in_software:
             below = exponents.below
             offsets = below.offsets(column)

@@ -19,7 +19,7 @@ import cutlass.cute as cute
 from fovea.kernels.device.kv_walk import Visit, Walk, band_of_walk, kv_tile
 from fovea.kernels.device.mods import ModTable
 from fovea.kernels.device.score import Scalars, TileKind, exponent_scale
-from fovea.kernels.device.softmax import finite_reference
+from fovea.kernels.device.softmax import finite_reference, larger
 from fovea.kernels.device.values import is_in_all_lanes, select
 from fovea.kernels.device.work import STOP, Work, receive, release_work
 from fovea.kernels.sm100 import tmem
@@ -30,7 +30,6 @@ from fovea.kernels.sm100.forward.rows import (
     RowState,
     begin,
     exponentiate,
-    larger,
     make_exponents,
     make_state,
     maximum,
@@ -277,7 +276,7 @@ def _seeking_step(
     scale = exponent_scale(plan, context.scalars)
     if cutlass.const_expr(plan.splits_columns):
         tile_max = _of_both_halves(this, tile_max, done)
-    factor = _new_reference(state, tile_max, scale, moves)
+    factor, lead = _new_reference(state, tile_max, scale, moves)
     if cute.arch.vote_any_sync(factor != 1.0):
         if cutlass.const_expr(plan.splits_columns):
             # The product before this one. The next one waits for this P, so that none is missed.
@@ -286,7 +285,8 @@ def _seeking_step(
         _rescale(plan, this, factor)
     state.row_sum[0] = state.row_sum[0] * factor
     total = both(0.0)
-    exponents = make_exponents(plan, scale, -state.reference[0])
+    anchor = finite_reference(state.row_max[0])
+    exponents = make_exponents(plan, scale, lead, anchor=anchor)
     if cutlass.const_expr(plan.loops_over_chunks):
         total = _exponentiate_in_a_loop(plan, this, context, at, None, exponents)
     else:
@@ -315,8 +315,12 @@ def _of_both_halves(
 
 def _new_reference(
     state: RowState, tile_max: cutlass.Float32, scale: cutlass.Float32, moves: cutlass.Int32
-) -> cutlass.Float32:
-    """Take a tile's maximum into the state; return what the row's sum and O are multiplied by."""
+) -> tuple[cutlass.Float32, cutlass.Float32]:
+    """Take a tile's maximum into the state.
+
+    Returns what the row's sum and O are multiplied by, and how far the maximum lies above the
+    reference.
+    """
     is_new = state.row_max[0] == -cutlass.Float32.inf
     row_max = larger(state.row_max[0], tile_max)
     reference = finite_reference(row_max) * scale
@@ -329,7 +333,7 @@ def _new_reference(
     factor = select(takes & (is_new ^ cutlass.Boolean(True)), power, one)
     state.row_max[0] = row_max
     state.reference[0] = select(takes, reference, state.reference[0])
-    return factor
+    return factor, reference - state.reference[0]
 
 
 def _rescale(plan, this: _Stream, factor: cutlass.Float32) -> None:

@@ -43,7 +43,7 @@ from fovea.kernels.sm90.forward.steps import (
 )
 from fovea.kernels.sm90.forward.turnstile import pass_turn
 from fovea.plan.roles import WARPGROUP_THREADS
-from fovea.plan.sm90 import WARPGROUP_ROWS
+from fovea.plan.sm90_tiles import WARPGROUP_ROWS
 
 
 class _Role(NamedTuple):

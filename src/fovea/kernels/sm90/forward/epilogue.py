@@ -30,7 +30,7 @@ from fovea.kernels.sm90.forward.arguments import Outputs, SharedTiles
 from fovea.kernels.sm90.forward.redo import judge
 from fovea.kernels.sm90.wgmma import element_type
 from fovea.plan.roles import WARPGROUP_THREADS
-from fovea.plan.sm90 import WARPGROUP_ROWS, WARPS_PER_WARPGROUP
+from fovea.plan.sm90_tiles import WARPGROUP_ROWS, WARPS_PER_WARPGROUP
 
 _STORE_BARRIER = 8  # named barriers 8.., one per consumer; 1.. are the turnstile
 
@@ -264,18 +264,18 @@ def _store_output(plan: cutlass.Constexpr, outputs: Outputs, shared: SharedTiles
         )
         cute.copy(outputs.atom_o, tOsO, tOgO)
         cute.arch.cp_async_bulk_commit_group()
-    if cutlass.const_expr(plan.q_buffers == 1):
+    if cutlass.const_expr(not plan.frees_q_late):
         _free(shared, finish.q_stage)
 
 
 def staged_after(plan, finish: Finish) -> cutlass.Int32:
     """Return the stage that `free_staged` has to free later, or -1.
 
-    With a second Q buffer nobody waits for this one yet, and the copy engine needs a while to read
+    With more memory for Q nobody waits for this one yet, and the copy engine needs a while to read
     it: asking later costs nothing. A redo has staged nothing and freed its stage itself.
     """
     none = cutlass.Int32(-1)
-    if plan.q_buffers == 1:
+    if not plan.frees_q_late:
         return none
     return select(finish.is_redo == 0, finish.q_stage, none)
 
@@ -283,7 +283,7 @@ def staged_after(plan, finish: Finish) -> cutlass.Int32:
 @cute.jit
 def free_staged(plan: cutlass.Constexpr, shared: SharedTiles, staged: cutlass.Int32):
     """Free the stage of the output before, once it has left shared memory. Signals: q_empty."""
-    if cutlass.const_expr(plan.q_buffers > 1):
+    if cutlass.const_expr(plan.frees_q_late):
         if staged >= 0:
             _free(shared, staged)
 

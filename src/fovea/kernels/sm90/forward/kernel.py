@@ -38,13 +38,8 @@ from fovea.kernels.sm90.forward.arguments import (
 from fovea.kernels.sm90.wgmma import element_type, row_major_layout, transposed_layout
 from fovea.plan.roles import WARP_SIZE
 from fovea.plan.sequences import SEQUENCE_WORDS
-from fovea.plan.sm90 import (
-    SHARED_ALIGNMENT,
-    WARPGROUP_ROWS,
-    WORK_STAGES,
-    WORK_WORDS_LIMIT,
-    ForwardPlan,
-)
+from fovea.plan.sm90 import WORK_STAGES, WORK_WORDS_LIMIT, ForwardPlan
+from fovea.plan.sm90_tiles import SHARED_ALIGNMENT, WARPGROUP_ROWS
 
 
 class Layouts(NamedTuple):

@@ -25,7 +25,7 @@ from fovea.kernels.device.work import (
     from_first_lane,
 )
 from fovea.kernels.sm90.forward.arguments import Problem, SharedTiles, TmaLoads
-from fovea.kernels.sm90.forward.tile_loads import Part, load_tile
+from fovea.kernels.sm90.forward.tile_loads import Part, finish_tile, load_tile
 
 
 @cute.jit
@@ -60,13 +60,15 @@ def run(plan: cutlass.Constexpr, problem: Problem, tma: TmaLoads, shared: Shared
         else:
             use += 1
         if has_loads:
-            # Drawn before the loads and read after them: the counter's answer takes a while.
+            its = _slice_of_v(plan, problem, tma, tile_number)
+            last = load_tile(plan, problem, its, shared, part, walk, q_use, kv_use)
+            # The later a CTA draws, the fewer tiles wait for one that is busy when others are done.
+            # The answer takes a while, and so does the last V, whose stage has to be freed first.
             is_fresh = (is_redo == 0) & (tile_number >= 0)
             drawn = fresh
             if is_fresh:
                 drawn = _draw(plan, problem, rank, fresh)
-            its = _slice_of_v(plan, problem, tma, tile_number)
-            load_tile(plan, problem, its, shared, part, walk, q_use, kv_use)
+            finish_tile(plan, last)
             kv_use += uses_of(plan, walk)
             q_use += plan.num_consumers
             if is_fresh:

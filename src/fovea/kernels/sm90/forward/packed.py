@@ -28,7 +28,7 @@ from fovea.kernels.sm90.forward.epilogue import Finish, normalise_row, warpgroup
 from fovea.kernels.sm90.wgmma import element_type
 from fovea.plan.combine import IDLE_SUM, REFERENCE, ROW_MAX, ROW_SUM
 from fovea.plan.roles import WARPGROUP_THREADS
-from fovea.plan.sm90 import WARPGROUP_ROWS
+from fovea.plan.sm90_tiles import WARPGROUP_ROWS
 
 _COLUMNS = 8  # of one 16-byte load; head dimensions are multiples of it
 

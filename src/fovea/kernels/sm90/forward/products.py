@@ -14,7 +14,7 @@ from fovea.kernels.device.pipeline import stage_of
 from fovea.kernels.device.ptx import pack_pair
 from fovea.kernels.sm90.forward.arguments import SharedTiles
 from fovea.kernels.sm90.wgmma import issue, output_mma, scores_mma
-from fovea.plan.sm90 import WARPGROUP_ROWS
+from fovea.plan.sm90_tiles import WARPGROUP_ROWS
 
 
 class Products(NamedTuple):

@@ -26,9 +26,9 @@ from fovea.kernels.device.softmax import (
 from fovea.kernels.device.values import select
 from fovea.kernels.device.work import demand_redo
 from fovea.kernels.sm90.forward.arguments import SharedTiles
-from fovea.plan.numerics import OPTIMISTIC_SUM_LEAST, OPTIMISTIC_SUM_LIMIT
+from fovea.plan.numerics import HUGE_REFERENCE, OPTIMISTIC_SUM_LEAST, OPTIMISTIC_SUM_LIMIT
 from fovea.plan.roles import WARP_SIZE
-from fovea.plan.sm90 import WARPGROUP_ROWS, WARPS_PER_WARPGROUP
+from fovea.plan.sm90_tiles import WARPGROUP_ROWS, WARPS_PER_WARPGROUP
 
 
 @cute.jit
@@ -67,7 +67,8 @@ def _is_bad(
     """Return whether a row's sums came too near overflow or underflow.
 
     A row without a visible key sums to 0 and is computed again too, as it might be one whose terms
-    all vanished. The first tile alone (`is_long` is false) has its own maximum and needs no doubt.
+    all vanished. Of a huge reference the tiles behind the first have inexact exponents. The first
+    tile alone (`is_long` is false) has its own maximum and needs no doubt.
     """
     # 0 * o is NaN where o is infinite or NaN, and 0 elsewhere.
     probes = [cutlass.Float32(0.0), cutlass.Float32(0.0)]
@@ -81,5 +82,6 @@ def _is_bad(
     row_sum = add_lanes(state.row_sum[row] + probes[0] + probes[1])
     # A comparison with NaN is false, so its negation catches NaN too.
     fits = row_sum < OPTIMISTIC_SUM_LIMIT
-    vanishes = (row_sum < OPTIMISTIC_SUM_LEAST) & is_long
-    return (fits ^ cutlass.Boolean(True)) | vanishes
+    vanishes = row_sum < OPTIMISTIC_SUM_LEAST
+    is_huge = cute.math.absf(state.reference[row]) >= HUGE_REFERENCE
+    return (fits ^ cutlass.Boolean(True)) | ((vanishes | is_huge) & is_long)

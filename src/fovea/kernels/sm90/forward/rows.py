@@ -14,6 +14,7 @@ from fovea.kernels.device.mod_affine import Affine
 from fovea.kernels.device.score import Scalars, exponent_scale
 from fovea.kernels.device.softmax import (
     ROWS_PER_THREAD,
+    exact_exponents,
     exponentiate_row,
     finite_reference,
     powers_of_row,
@@ -71,10 +72,12 @@ def online_softmax(
     for row in range(ROWS_PER_THREAD):
         is_new = state.row_max[row] == -cutlass.Float32.inf
         row_max = row_maximum(acc_s, row, state.row_max[row])
-        reference = finite_reference(row_max) * scale_log2
+        maximum = finite_reference(row_max)
+        reference = maximum * scale_log2
         power = cute.math.exp2(state.reference[row] - reference, fastmath=True)
         factor = select(is_new, one, power)
-        row_sum = exponentiate_row(acc_s, row, scale_log2, reference)
+        exponents = exact_exponents(plan, maximum, scale_log2, reference)
+        row_sum = exponentiate_row(acc_s, row, *exponents)
         row_sum = state.row_sum[row] * factor + row_sum
         state.row_max[row] = row_max
         state.reference[row] = reference

@@ -51,6 +51,14 @@ class _Fill(NamedTuple):
     takers: Takers | None
 
 
+class LastLoad(NamedTuple):
+    """What `load_tile` leaves to `finish_tile`: V of the last visit."""
+
+    v: _Operand | PagedOperand
+    part: Part | None
+    fill: _Fill
+
+
 @cute.jit
 def load_tile(
     plan: cutlass.Constexpr,
@@ -62,18 +70,35 @@ def load_tile(
     q_use: cutlass.Int32,
     kv_use: cutlass.Int32,
 ):
-    """Load one query tile and the KV tiles it visits; packed rows are loaded by who reads them."""
-    if cutlass.const_expr(not plan.packs_heads):
-        _load_q(plan, problem, tma, shared, walk, q_use)
+    """Load one query tile and the KV tiles it visits, all but the last V, which is returned.
+
+    Packed rows are loaded by who reads them.
+    """
+    early, late = _order_of_q(plan)
+    if cutlass.const_expr(early):
+        _load_q(plan, problem, tma, shared, walk, q_use, early)
     k, v = _kv_operands(plan, problem, tma, shared, part, walk)
     fill = _nth_fill(plan, problem, part, walk, kv_use, cutlass.Int32(0))
     _load_k(plan, problem, shared, k, part, walk, cutlass.Int32(0), fill)
-    for visit in cutlass.range(1, uses_of(plan, walk), unroll=1):
+    uses = uses_of(plan, walk)
+    for visit in cutlass.range(1, uses, unroll=1):
         following = _nth_fill(plan, problem, part, walk, kv_use, visit)
         _load_k(plan, problem, shared, k, part, walk, visit, following)
         _load_v(plan, v, part, fill)
         fill = following
-    _load_v(plan, v, part, fill)
+        if cutlass.const_expr(late):
+            if visit == 1:
+                _load_q(plan, problem, tma, shared, walk, q_use, late)
+    if cutlass.const_expr(late):
+        if uses == 1:
+            _load_q(plan, problem, tma, shared, walk, q_use, late)
+    return LastLoad(v, part, fill)
+
+
+@cute.jit
+def finish_tile(plan: cutlass.Constexpr, last: LastLoad):
+    """Load V of a query tile's last visit."""
+    _load_v(plan, last.v, last.part, last.fill)
 
 
 def _nth_fill(
@@ -91,6 +116,16 @@ def _nth_fill(
     return _Fill(first_use + nth, n_idx, takers(walk, part.union, n_idx))
 
 
+def _order_of_q(plan) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the consumers whose Q comes before the first K, and those that come behind the second.
+
+    With a spare buffer the first has been free for a while; the next frees one late, and meanwhile
+    the rings fill.
+    """
+    consumers = tuple(range(0 if plan.packs_heads else plan.num_consumers))
+    return (consumers[:1], consumers[1:]) if plan.spare_q else (consumers, ())
+
+
 @cute.jit
 def _load_q(
     plan: cutlass.Constexpr,
@@ -99,8 +134,9 @@ def _load_q(
     shared: SharedTiles,
     walk: Walk,
     q_use: cutlass.Int32,
+    consumers: cutlass.Constexpr,
 ):
-    """Load Q of every consumer; each waits only for the consumer that had the memory before."""
+    """Load Q of some consumers; each waits only for the one that had the memory before."""
     if cutlass.const_expr(plan.features.varlen):
         its = walk.sequence
         mQ = bounded(tma.mQ, walk.head, its.row_begin, its.seqlen_q)
@@ -113,7 +149,7 @@ def _load_q(
     )
     gQ = cute.domain_offset((0, 0, walk.m_idx * plan.num_consumers), gQ)
     tQsQ, tQgQ = _partition(tma.atom_q, shared.sQ, gQ, 0, 1)
-    for consumer in cutlass.range_constexpr(plan.num_consumers):
+    for consumer in consumers:
         use = q_use + consumer
         wait_empty(shared.q, use, plan.q_edge)
         with cute.arch.elect_one():
