@@ -60,7 +60,9 @@ CANDIDATES: dict[int, tuple[TileShape, ...]] = {
     192: (TileShape(128, 96, 2, 1), TileShape(128, 112, 2, 1, cluster=2)),
     256: (
         TileShape(128, 64, 2, 1),
+        TileShape(128, 64, 2, 1, spare_q=True),
         TileShape(128, 64, 2, 1, cluster=2),
+        TileShape(128, 64, 2, 1, cluster=2, spare_q=True),
         TileShape(128, 80, 2, 1),
         TileShape(128, 80, 2, 1, cluster=2),
     ),
@@ -121,6 +123,7 @@ def plans(problem: AttentionProblem) -> Iterator[tuple[str, ForwardPlan | str]]:
     own = TileShape(*(getattr(chosen, name) for name in TileShape._fields))
     for tile in dict.fromkeys((own, *CANDIDATES[chosen.head_dim])):
         text = "x".join(map(str, tile[:5])) + (" idle" if tile.skips_idle else "")
+        text += " spare" if tile.spare_q else ""
         is_whole = 128 % tile.tile_m == 0 == 128 % tile.tile_n
         if chosen.features.block_lists and not is_whole:
             yield text, "does not divide a block of 128"

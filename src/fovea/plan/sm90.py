@@ -91,8 +91,9 @@ class ForwardPlan:
         if self.spare_q:
             # The last Q of a query tile waits until the first warpgroup has done its first softmax,
             # which therefore has to be on one of the first two K.
-            assert self.q_buffers == 1 and self.num_consumers == 2, self.q_edge
-            assert self.tile_n >= WARPGROUP_ROWS and not (self.skips_far or self.passes_uses)
+            assert self.q_buffers == 1 and self.num_consumers == 2, self.q_buffers
+            assert self.tile_n >= WARPGROUP_ROWS, self.tile_n
+            assert not (self.skips_far or self.passes_uses), "a first softmax far down the ring"
         check_roles(self.roles)
 
     @property
