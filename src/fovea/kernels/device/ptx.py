@@ -50,18 +50,6 @@ def float_of(bits: cutlass.Int32) -> cutlass.Float32:
     )
 
 
-def power_of_two_in(value: cutlass.Float32) -> cutlass.Float32:
-    """Return a float without its fraction: its sign, and the power of two at most as large.
-
-    The DSL has no word for the bits of a float.
-    """
-    return cute.arch.inline_ptx(
-        "and.b32 {$w0}, {$r0}, 0xff800000;",
-        write_only_types=[cutlass.Float32],
-        read_only_args=[value],
-    )
-
-
 def funnel_left(high: cutlass.Int32, low: cutlass.Int32, count: cutlass.Int32) -> cutlass.Int32:
     """Return 32 bits of `high` and `low` behind it, from bit `count` modulo 32 on.
 

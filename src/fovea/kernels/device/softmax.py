@@ -14,12 +14,13 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 
-from fovea.kernels.device.ptx import power_of_two_in
+from fovea.kernels.device.ptx import bits_of, float_of
 from fovea.kernels.device.values import select
 from fovea.plan.numerics import HALF_HUGE_REFERENCE, HUGE_REFERENCE, LN_2, LOG2_E
 from fovea.plan.roles import WARP_SIZE
 
 ROWS_PER_THREAD = 2
+_SIGN_AND_EXPONENT = -(2**23)  # bits of a float32
 
 
 def register_idx(row: int, column: int) -> int:
@@ -79,7 +80,7 @@ def exact_exponents(
     """
     limit = HUGE_REFERENCE if plan.dtype == "bfloat16" else HALF_HUGE_REFERENCE
     is_huge = cute.math.absf(reference_log2) >= limit
-    power = power_of_two_in(scale_log2)
+    power = float_of(bits_of(scale_log2) & _SIGN_AND_EXPONENT)
     scale = select(is_huge, power, scale_log2)
     return scale, select(is_huge, maximum * power, reference_log2)
 
