@@ -1,8 +1,9 @@
-"""Ask ptxas which declared types of register each operand of an instruction takes.
+"""Ask ptxas which declared types of register each operand of an instruction takes, and what else.
 
 Reads and rewrites `tests/emulator/isa/operand_types.txt`: a line is a statement with one operand
-left open (`@`, or `@1`, `@2`, ... for the registers of a vector), and the types that ptxas took
-there. To learn about another operand add its statement, with nothing behind the bar.
+left open (`@`, or `@1`, `@2`, ... for the registers of a vector), the types that ptxas took there,
+and the kinds of operand other than registers (`KINDS`). To learn about another operand add its
+statement, with nothing behind the bar.
 Usage: python scripts/isa_cases/record_operand_types.py PTXAS
 """
 
@@ -15,6 +16,18 @@ from pathlib import Path
 
 FILE = Path(__file__).parents[2] / "tests/emulator/isa/operand_types.txt"
 TYPES = ("b8 u8 s8 b16 u16 s16 f16 b32 u32 s32 f32 f16x2 b64 u64 s64 f64 b128 pred").split()
+KINDS = {
+    "int": "1",
+    "decimal": "1.5",
+    "single": "0f3F800000",
+    "double": "0d3FF0000000000000",
+    "special": "%tid.x",
+    "special64": "%clock64",
+    "name": "sm",
+    "sink": "_",
+    "one": "{%b32_139}",
+    "negated": "!%pred_1",
+}
 HEAD = """.version {version}
 .target {target}
 .address_size 64
@@ -31,26 +44,41 @@ def prelude(version: str, target: str) -> str:
 
 
 def filled(statement: str, ptx_type: str) -> str:
-    """Return a statement with registers of a type in the open operand."""
+    """Return a statement with registers of a type, or something of a kind, in the open operand."""
+    if ptx_type in KINDS:
+        return re.sub(r"@\d*", KINDS[ptx_type], statement)
     return re.sub(r"@(\d*)", lambda found: f"%{ptx_type}_{found[1] or 139}", statement)
 
 
 def _refused(ptxas: str, version: str, target: str, statements: list[str]) -> set[int]:
     """Return the positions of the statements that ptxas refuses."""
     start = prelude(version, target)
+    found: set[int] = set()
+    left = list(range(len(statements)))
+    while True:  # a syntax error ends a run of ptxas: take the statement out and go on
+        done = _run(ptxas, target, start + "\n".join(f"{{ {statements[n]} }}" for n in left))
+        lines = re.findall(r"line (\d+); (?:error|fatal) ", done.stderr + done.stdout)
+        positions = {left[int(line) - 1 - start.count("\n")] for line in lines}
+        if not done.returncode:
+            return found
+        if not positions:
+            if len(left) == 1:
+                return found | set(left)
+            half = len(left) // 2
+            for part in (left[:half], left[half:]):
+                refused = _refused(ptxas, version, target, [statements[n] for n in part])
+                found |= {part[n] for n in refused}
+            return found
+        found |= positions
+        left = [n for n in left if n not in positions]
+
+
+def _run(ptxas: str, target: str, text: str) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "types.ptx"
-        path.write_text(start + "\n".join(f"{{ {text} }}" for text in statements) + "\nret;\n}\n")
-        done = subprocess.run(
-            [ptxas, "-arch", target, str(path), "-o", "/dev/null"], capture_output=True, text=True
-        )
-    found: set[int] = set()
-    for line, kind, message in re.findall(r"line (\d+); (\w+)\s*: (.*)", done.stderr + done.stdout):
-        position = int(line) - 1 - start.count("\n")
-        if kind == "fatal":
-            raise SystemExit(f"{statements[position]}: {message}")
-        found.add(position)
-    return found
+        path.write_text(text + "\nret;\n}\n")
+        command = [ptxas, "-arch", target, str(path), "-o", "/dev/null"]
+        return subprocess.run(command, capture_output=True, text=True)
 
 
 def _sections(text: str) -> Iterator[tuple[str, str, list[str]]]:
@@ -67,8 +95,11 @@ def main(ptxas: str) -> None:
     release = version.split(" V")[-1].split()[0]
     head = [*text.split("\n## ")[0].splitlines()[:-1], f"# ptxas {release}"]
     for ptx_version, target, statements in _sections(text):
-        tried = [(s, t) for s in statements for t in TYPES]
-        refused = _refused(ptxas, ptx_version, target, [filled(*item) for item in tried])
+        tried = [(s, t) for t in (*TYPES, *KINDS) for s in statements]
+        refused: set[int] = set()
+        for start in range(0, len(tried), len(statements)):  # a type or a kind at a time
+            part = [filled(*item) for item in tried[start : start + len(statements)]]
+            refused |= {start + n for n in _refused(ptxas, ptx_version, target, part)}
         head.append(f"\n## {ptx_version} {target}")
         taken: dict[str, list[str]] = {statement: [] for statement in statements}
         for position, (statement, name) in enumerate(tried):

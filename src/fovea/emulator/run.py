@@ -24,7 +24,7 @@ from fovea.emulator.junk import run_past_junk
 from fovea.emulator.machine.grid import Machine, check_geometry
 from fovea.emulator.machine.memory import CONST_WINDOW, GlobalMemory, Segment
 from fovea.emulator.options import Options
-from fovea.emulator.ptx.module import Kernel, Layout, Parameter, align_up
+from fovea.emulator.ptx.module import Kernel, Layout, Parameter
 from fovea.emulator.ptx.types import numpy_dtype
 from fovea.emulator.schedule import Scheduler
 from fovea.emulator.trace import Trace
@@ -225,10 +225,10 @@ def _checked(options: Options | None) -> Options:
 
 
 def load_ptx(text: str) -> Module:
-    """Parse a PTX text.
+    """Parse a PTX text. The instructions of a kernel are looked at when it is first launched.
 
     Raises:
-        PtxError: with the line of the first thing that is wrong.
+        PtxError: with the line of the first thing whose syntax is wrong.
     """
     return Module(text)
 
@@ -276,10 +276,10 @@ def _pack(kernel: Kernel, args: Sequence[Any], memory: GlobalMemory) -> Array:
         raise LaunchError(
             f"kernel {kernel.name} has {len(kernel.parameters)} parameters, args has {len(args)}"
         )
-    packed = np.zeros(align_up(kernel.parameter_bytes, 16) + 64, np.uint8)
+    packed = np.zeros(kernel.parameter_bytes + 64, np.uint8)
     # tensor maps must be 64-byte aligned: the parameter offsets are, so align the buffer too
     start = -packed.ctypes.data % 64
-    packed = packed[start : start + align_up(kernel.parameter_bytes, 16)]
+    packed = packed[start : start + kernel.parameter_bytes]
     for position, (parameter, value) in enumerate(zip(kernel.parameters, args)):
         raw = _argument_bytes(position, parameter, value, memory)
         packed[parameter.offset : parameter.offset + parameter.size] = np.frombuffer(raw, np.uint8)

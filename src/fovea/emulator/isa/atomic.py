@@ -13,7 +13,7 @@ import numpy as np
 from fovea.emulator.isa import bits as fp
 from fovea.emulator.isa import instruction
 from fovea.emulator.isa.instruction import Action, Array, Decoded, Instruction
-from fovea.emulator.isa.load_store import load_lanes, store_lanes
+from fovea.emulator.isa.load_store import load_lanes, state_space, store_lanes
 from fovea.emulator.ptx import syntax
 from fovea.emulator.ptx.types import LANES, numpy_dtype, size_bytes
 
@@ -90,8 +90,9 @@ def _update(
     size = size_bytes(ptx_type)
     count = len(ins.items("b")) if isinstance(ins.operands["b"], syntax.Vector) else 1
     item, parts = (size, count)
-    load = load_lanes(ins, address, ins["space"], item, parts, is_strong=True)
-    store = store_lanes(ins, address, ins["space"], item, is_strong=True)
+    space = state_space(ins, address)
+    load = load_lanes(ins, address, space, item, parts, is_strong=True)
+    store = store_lanes(ins, address, space, item, is_strong=True)
     read_address = ins.address(address)
 
     def computed(old: Array, operands: list[Array]) -> Array:

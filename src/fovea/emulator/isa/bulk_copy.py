@@ -370,7 +370,7 @@ def cp_async_bulk_commit_group(i: Instruction) -> Any:
 )
 def cp_async_bulk_wait_group(i: Instruction) -> Any:
     """Wait until at most n groups of the thread are pending, or (.read) have unread sources."""
-    newest = i.immediate("n")
+    newest = i.natural("n")
     only_read = i.has("read")
 
     def run(warp: Any, mask: Array) -> Wait | None:

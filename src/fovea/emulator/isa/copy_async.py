@@ -127,7 +127,7 @@ def cp_async_commit_group(ins: Instruction) -> Decoded:
              evidence="manual-only", kind="sync")  # fmt: skip
 def cp_async_wait(ins: Instruction) -> Decoded:
     """Wait until at most n groups are pending (wait_all: until nothing is)."""
-    newest = ins.immediate("n") if "n" in ins.operands else None
+    newest = ins.natural("n") if "n" in ins.operands else None
 
     def run(w: Any, mask: Array) -> Wait | None:
         queue = w.queue(_QUEUE)

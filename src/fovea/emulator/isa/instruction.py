@@ -8,6 +8,7 @@ Invariant: 32 lanes always; `mask is ALL_LANES` exactly when every lane takes pa
 from registers are never written to: a write stores a new array.
 """
 
+import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,7 +73,8 @@ def broadcast(value: int | float, ptx_type: str) -> Array:
     elif dtype.kind == "i":
         bits = 8 * dtype.itemsize
         value = ((int(value) + (1 << (bits - 1))) & ((1 << bits) - 1)) - (1 << (bits - 1))
-    lanes = np.full(LANES, value, dtype)
+    with np.errstate(over="ignore"):  # 1e40 is infinity as .f32, for ptxas too
+        lanes = np.full(LANES, value, dtype)
     lanes.setflags(write=False)
     return lanes
 
@@ -203,6 +205,13 @@ class Instruction:
             raise self.error(f"operand {name} must be an integer constant")
         return operand.value
 
+    def natural(self, name: str) -> int:
+        """Return a constant integer operand that must not be negative."""
+        value = self.immediate(name)
+        if value < 0:
+            raise self.error(f"operand {name} is {value}; it must not be negative")
+        return value
+
     def items(self, name: str) -> tuple[syntax.Operand, ...]:
         """Return the elements of a vector operand; a scalar counts as a vector of one."""
         operand = self.operands[name]
@@ -261,9 +270,9 @@ class Instruction:
             return lambda w: w.registers[index]
         if slot.dtype.itemsize == dtype.itemsize:
             return lambda w: w.registers[index].view(dtype)
-        if slot.dtype.itemsize > dtype.itemsize and slot.dtype.kind in "ui":
-            unsigned = np.dtype(f"u{dtype.itemsize}")
-            return lambda w: w.registers[index].astype(unsigned).view(dtype)
+        if slot.dtype.itemsize > dtype.itemsize and slot.dtype.kind in "uif":
+            unsigned, bits = np.dtype(f"u{dtype.itemsize}"), np.dtype(f"u{slot.dtype.itemsize}")
+            return lambda w: w.registers[index].view(bits).astype(unsigned).view(dtype)
         raise self.error(
             f"register {operand.name} is .{slot.type}; the instruction reads .{ptx_type}"
         )
@@ -404,6 +413,8 @@ def _immediate_value(operand: syntax.Immediate, ptx_type: str) -> int | float:
     if dtype.kind == "b":
         return bool(operand.value)
     if dtype.kind in "ui" and isinstance(operand.value, float):
+        if dtype.itemsize == 8:  # a float literal is the bits of an .f64
+            return int.from_bytes(struct.pack("<d", operand.value), "little")
         raise PtxError(f"float literal {operand.value} where .{ptx_type} is needed")
     return operand.value
 

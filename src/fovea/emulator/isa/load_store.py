@@ -20,9 +20,9 @@ from fovea.emulator.ptx import syntax
 from fovea.emulator.ptx.types import LANES, is_signed, size_bytes
 
 _TYPES = "b8 b16 b32 b64 u8 u16 u32 u64 s8 s16 s32 s64 f32 f64"
-_SPACES = "global shared shared::cta shared::cluster local param param::entry param::func const"
+_SHARED = "shared shared::cta shared::cluster"  # without hints, which are for global memory
 _LD = dict(  # noqa: C408 - keywords of the decorator
-    space=_SPACES,
+    space=f"global {_SHARED} local param param::entry param::func const",
     vec="v2 v4 v8",
     type=_TYPES + " b128",
     cop="ca cg cs lu cv",
@@ -31,7 +31,7 @@ _LD = dict(  # noqa: C408 - keywords of the decorator
     eviction2="L2::evict_normal L2::evict_first L2::evict_last",
     prefetch="L2::64B L2::128B L2::256B",
 )
-_ST = {**_LD, "cop": "wb cg cs wt"}
+_ST = {**_LD, "cop": "wb cg cs wt", "space": f"global {_SHARED} local param param::func"}
 _BULK_LIMIT = 1 << 24  # bytes of one st.bulk
 _LOCATIONS = 4096  # places of strong accesses whose clocks a cluster keeps apart
 _OWN_SHARED = ("shared", "shared::cta")
@@ -84,15 +84,34 @@ def _remote(ins: Instruction, w: Any, addresses: Array, mask: Array) -> Groups:
     return groups
 
 
-def _state_space(ins: Instruction, name: str) -> str:
+def state_space(ins: Instruction, name: str) -> str:
     """Return the state space of a memory operand; parameters of calls live in local memory."""
     space = ins["space"] or ("global" if ins.has("global") else "")
     memory = ins.operands[name]
-    if space.startswith("param") and isinstance(memory, syntax.Memory):
-        base = memory.base
-        if isinstance(base, syntax.Symbol) and ins.variable(base.name)[0] == "local":
-            return "local"
+    if isinstance(memory, syntax.Memory) and isinstance(memory.base, syntax.Symbol):
+        own = ins.variable(memory.base.name)[0]
+        # a generic access to a variable by its name is one to the variable's space
+        if not space or (space.startswith("param") and own == "local"):
+            return own
     return space
+
+
+def _check_width(ins: Instruction, space: str, ptx_type: str) -> None:
+    """Check what accesses of 256 bits, and hints of theirs alone, need (PTX ISA 9.7.9.8)."""
+    bits = 8 * size_bytes(ptx_type) * int(ins["vec"][1:] or 1)
+    if ins["eviction2"] and bits != 256:
+        raise ins.error(f".{ins['eviction2']} needs .v8 of 32-bit or .v4 of 64-bit elements")
+    if bits <= 128:
+        return
+    if bits > 256 or ins.entry.form.mnemonic == "ldu":
+        raise ins.error(f"{bits} bits exceed the largest access")
+    if not ins.program.target.startswith("sm_1"):
+        raise ins.error(
+            f"an access of 256 bits exists on sm_100 and later only, the module's target is "
+            f"{ins.program.target}; correct its .target or make two accesses of 128 bits"
+        )
+    if space not in ("", "global"):
+        raise ins.error(f"an access of 256 bits must be to global memory, not .{space}")
 
 
 def _local(w: Any, addresses: Array, mask: Array) -> tuple[Segment, Array, Array | None]:
@@ -264,25 +283,38 @@ def store_lanes(
 
 
 @instruction(
-    "ld{.weak}{.space}{.cop}{.eviction}{.eviction2}{.L2::cache_hint}{.prefetch}{.vec}.type"
+    "ld{.weak}{.space}{.cop}{.vec}.type d, [a]",
+    "ld{.weak}{.global}{.cop}{.L2::cache_hint}{.prefetch}{.vec}.type d, [a]{, cache-policy}",
+    "ld{.weak}{.global}{.eviction}{.eviction2}{.L2::cache_hint}{.prefetch}{.vec}.type"
     " d, [a]{, cache-policy}",
-    "ld{.weak}{.space}{.eviction}{.eviction2}{.L2::cache_hint}{.prefetch}{.nc}{.vec}.type"
-    " d, [a]{, cache-policy}",
-    "ld.volatile{.space}{.prefetch}{.vec}.type d, [a]",
-    "ld.relaxed.scope{.space}{.eviction}{.eviction2}{.L2::cache_hint}{.prefetch}{.vec}.type"
-    " d, [a]{, cache-policy}",
-    "ld.acquire.scope{.space}{.eviction}{.eviction2}{.L2::cache_hint}{.prefetch}{.vec}.type"
-    " d, [a]{, cache-policy}",
-    "ld.mmio.relaxed.sys{.global}.type d, [a]",
     "ld.global{.cop}.nc{.eviction}{.eviction2}{.L2::cache_hint}{.prefetch}{.vec}.type"
     " d, [a]{, cache-policy}",
-    "ldu{.space}{.vec}.type d, [a]",
+    "ld.global{.eviction}{.eviction2}{.L2::cache_hint}{.prefetch}.nc{.vec}.type"
+    " d, [a]{, cache-policy}",
+    "ld.volatile{.global}{.prefetch}{.vec}.type d, [a]",
+    "ld.relaxed.scope{.global}{.eviction}{.eviction2}{.L2::cache_hint}{.prefetch}{.vec}.type"
+    " d, [a]{, cache-policy}",
+    "ld.acquire.scope{.global}{.eviction}{.eviction2}{.L2::cache_hint}{.prefetch}{.vec}.type"
+    " d, [a]{, cache-policy}",
+    "ld.mmio.relaxed.sys{.global}.type d, [a]",
+    "ldu{.global}{.vec}.type d, [a]",
     source="PTX ISA 9.7.9.8-10", evidence="manual-only", kind="memory", **_LD,
+)  # fmt: skip
+@instruction(
+    "ld.volatile.space{.vec}.type d, [a]",
+    source="PTX ISA 9.7.9.8", evidence="manual-only", kind="memory",
+    **{**_LD, "space": f"{_SHARED} local"},
+)  # fmt: skip
+@instruction(
+    "ld.relaxed.scope.space{.vec}.type d, [a]",
+    "ld.acquire.scope.space{.vec}.type d, [a]",
+    source="PTX ISA 9.7.9.8", evidence="manual-only", kind="memory", **{**_LD, "space": _SHARED},
 )  # fmt: skip
 def ld(ins: Instruction) -> Decoded:
     """d = the value at [a]."""
     ptx_type = ins["type"]
-    space = _state_space(ins, "a")
+    space = state_space(ins, "a")
+    _check_width(ins, space, ptx_type)
     if ptx_type == "b128":
         return _ld_b128(ins, space)
     count = len(ins.items("d"))
@@ -343,20 +375,33 @@ def _ld_parameter(ins: Instruction, memory: syntax.Memory, ptx_type: str, count:
 
 
 @instruction(
-    "st{.weak}{.space}{.cop}{.eviction}{.eviction2}{.L2::cache_hint}{.vec}.type"
+    "st{.weak}{.space}{.cop}{.vec}.type [a], b",
+    "st{.weak}{.global}{.cop}{.L2::cache_hint}{.vec}.type [a], b{, cache-policy}",
+    "st{.weak}{.global}{.eviction}{.eviction2}{.L2::cache_hint}{.vec}.type"
     " [a], b{, cache-policy}",
-    "st.volatile{.space}{.vec}.type [a], b",
-    "st.relaxed.scope{.space}{.eviction}{.eviction2}{.L2::cache_hint}{.vec}.type"
+    "st.volatile{.global}{.vec}.type [a], b",
+    "st.relaxed.scope{.global}{.eviction}{.eviction2}{.L2::cache_hint}{.vec}.type"
     " [a], b{, cache-policy}",
-    "st.release.scope{.space}{.eviction}{.eviction2}{.L2::cache_hint}{.vec}.type"
+    "st.release.scope{.global}{.eviction}{.eviction2}{.L2::cache_hint}{.vec}.type"
     " [a], b{, cache-policy}",
     "st.mmio.relaxed.sys{.global}.type [a], b",
     source="PTX ISA 9.7.9.11", evidence="manual-only", kind="memory", **_ST,
 )  # fmt: skip
+@instruction(
+    "st.volatile.space{.vec}.type [a], b",
+    source="PTX ISA 9.7.9.11", evidence="manual-only", kind="memory",
+    **{**_ST, "space": f"{_SHARED} local"},
+)  # fmt: skip
+@instruction(
+    "st.relaxed.scope.space{.vec}.type [a], b",
+    "st.release.scope.space{.vec}.type [a], b",
+    source="PTX ISA 9.7.9.11", evidence="manual-only", kind="memory", **{**_ST, "space": _SHARED},
+)  # fmt: skip
 def st(ins: Instruction) -> Decoded:
     """[a] = b."""
     ptx_type = ins["type"]
-    space = _state_space(ins, "a")
+    space = state_space(ins, "a")
+    _check_width(ins, space, ptx_type)
     if ptx_type == "b128":
         store, read = store_lanes(ins, "a", space, 8), ins.read("b", "b128")
         return lambda w, mask: store(

@@ -75,10 +75,7 @@ def lop3_bool(ins: Instruction) -> Inline:
 
 
 def _table(ins: Instruction) -> int:
-    table = ins.immediate("immLut")
-    if not 0 <= table <= 255:
-        raise ins.error(f"immLut {table} must lie in 0..255")
-    return table
+    return ins.immediate("immLut") & 0xFF  # ptxas drops the other bits
 
 
 # --- shifts -------------------------------------------------------------------------------------

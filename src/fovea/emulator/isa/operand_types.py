@@ -10,6 +10,11 @@ from collections.abc import Iterator
 
 from fovea.emulator.errors import OperandTypeError
 from fovea.emulator.isa.instruction import Instruction
+from fovea.emulator.isa.operand_kinds import (
+    check_operand_kind,
+    check_state_space,
+    check_vector_kind,
+)
 from fovea.emulator.ptx import syntax
 
 _INTEGERS = frozenset(kind + bits for kind in "us" for bits in ("8", "16", "32", "64"))
@@ -85,7 +90,8 @@ def check_operand_types(ins: Instruction) -> None:
     """Compare the declared types of an instruction's registers with what its operands take.
 
     Raises:
-        OperandTypeError: a register does not fit; or an integer stands for a float.
+        OperandTypeError: a register does not fit.
+        PtxError: something else that is no register does not fit (`operand_kinds.py`).
     """
     mnemonic, *qualifiers = ins.opcode.split(".")
     if mnemonic in ("bra", "call", "ret", "exit"):
@@ -93,25 +99,27 @@ def check_operand_types(ins: Instruction) -> None:
     types = [name for name in qualifiers if name in _TYPES]
     for name, operand in ins.operands.items():
         if isinstance(operand, syntax.Memory):
+            check_state_space(ins, name, operand)
             wanted = _address_type(mnemonic, qualifiers, name)
             if isinstance(operand.base, syntax.Register):
                 _check(ins, name, wanted, (operand.base,))
             continue
         wanted = operand_type(mnemonic, qualifiers, types, name)
+        if mnemonic == "wgmma" and name == "a" and not isinstance(operand, syntax.Vector):
+            wanted = "u64"  # a descriptor
         if isinstance(operand, syntax.Negated):
             _check(ins, name, "pred", (operand.item,))
-        elif isinstance(operand, syntax.Immediate):
-            _check_constant(ins, name, wanted, operand)
-        elif wanted:
-            _check_registers(ins, name, wanted, operand)
+        if isinstance(operand, syntax.Register | syntax.Vector):
+            if wanted:
+                _check_registers(ins, name, wanted, operand)
+        else:
+            check_operand_kind(ins, name, wanted, operand)
 
 
 def _check_registers(ins: Instruction, name: str, wanted: str, operand: syntax.Operand) -> None:
     """Check a register or the registers of a vector."""
     if isinstance(operand, syntax.Register):
-        if ins.opcode.startswith("wgmma.") and name == "a":
-            wanted = "u64"  # a descriptor
-        elif name == "src-size" and operand.type == "pred":
+        if name == "src-size" and operand.type == "pred":
             wanted = "pred"  # ignore-src
         _check(ins, name, wanted, (operand,))
     elif isinstance(operand, syntax.Vector):
@@ -125,6 +133,8 @@ def _check_registers(ins: Instruction, name: str, wanted: str, operand: syntax.O
             wanted = f"b{8 * _size(wanted)}"
         if registers:
             _check(ins, name, wanted, registers)
+        declared = _joined({register.type for register in registers}) if registers else ""
+        check_vector_kind(ins, name, wanted, declared, operand)
 
 
 def operand_type(mnemonic: str, qualifiers: list[str], types: list[str], name: str) -> str:
@@ -256,12 +266,3 @@ def _check(
         allowed=tuple(_allowed(wanted, is_wide)),
         is_mixed=not declared,
     )
-
-
-def _check_constant(ins: Instruction, name: str, wanted: str, constant: syntax.Immediate) -> None:
-    if wanted in ("f32", "f64") and constant.bits is None and isinstance(constant.value, int):
-        value = constant.value
-        raise ins.error(
-            f"operand {name} is the integer {value}, a .{wanted} is needed: write {value}.0, or "
-            f"{'0f' if wanted == 'f32' else '0d'} and its bits in hexadecimal"
-        )

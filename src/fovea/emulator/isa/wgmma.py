@@ -234,9 +234,7 @@ def wgmma_commit_group(i: Instruction) -> Any:
 )
 def wgmma_wait_group(i: Instruction) -> Any:
     """Wait until at most n groups are pending; their accumulators become readable."""
-    newest = i.immediate("n")
-    if newest < 0:
-        raise i.error(f"wait_group {newest}; the count must not be negative")
+    newest = i.natural("n")
 
     def run(warp: Any, mask: Array) -> Wait | None:
         check_aligned(i, warp, mask)

@@ -118,7 +118,7 @@ class Layout:
                     raise PtxError(f"{offset} bytes of .const exceed {_CONST_BYTES}", variable.line)
             elif variable.space != "shared":
                 raise PtxError(f".{variable.space} {variable.name} at module level", variable.line)
-        self.constants = np.zeros(align_up(offset, 16), np.uint8)
+        self.constants = np.zeros(offset, np.uint8)
         for start, variable in constants:
             self._initialise(self.constants[start : start + variable_bytes(variable)], variable)
         for variable in self.tree.variables:

@@ -5,6 +5,8 @@ Lives here: what is inside a statement after its opcode. Not here: declarations 
 alone, never by the opcode.
 """
 
+import math
+import operator
 import struct
 from typing import NoReturn
 
@@ -15,6 +17,7 @@ from fovea.emulator.ptx.scope import Scope
 from fovea.emulator.ptx.types import SPECIAL_REGISTERS
 
 _PRECEDENCE = (("|",), ("^",), ("&",), ("<<", ">>"), ("+", "-"), ("*", "/", "%"))
+_OF_FLOATS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
 class OperandParser:
@@ -117,11 +120,13 @@ class OperandParser:
             if token.text.partition(".")[0] not in SPECIAL_REGISTERS:
                 self._fail(f"register {token.text} is not declared", token)
             return syntax.SpecialRegister(token.text)
-        offset = 0
-        if self._token.text in "+-" and self._token.kind == "punctuation":
-            sign = -1 if self._next().text == "-" else 1
-            offset = sign * self._natural()
-        return syntax.Symbol(unique or token.text, offset)
+        return syntax.Symbol(unique or token.text, self._offset())
+
+    def _offset(self) -> int:
+        """Parse what may follow an address: `+` and a constant expression, such as `+-4`."""
+        if self._token.text == "-":
+            self._fail("no `-` may follow an address; a negative offset is written +-4")
+        return self._integer() if self._accept("+") else 0
 
     def _memory(self, scope: Scope) -> syntax.Memory:
         token = self._expect("[")
@@ -130,15 +135,10 @@ class OperandParser:
         else:
             value = self._constant()
             base = value if isinstance(value, syntax.Immediate) else syntax.Immediate(value)
-        offset = 0
         if isinstance(base, syntax.Symbol):
             base, offset = syntax.Symbol(base.name), base.offset
-        while self._token.text in ("+", "-"):
-            sign = -1 if self._next().text == "-" else 1
-            value = self._constant()
-            if not isinstance(value, int):
-                self._fail("an address offset must be an integer", token)
-            offset += sign * value
+        else:
+            offset = self._offset()
         rest: list[syntax.Operand] = []
         while self._accept(","):
             rest.append(self._operand(scope))
@@ -155,11 +155,14 @@ class OperandParser:
         while self._token.text in _PRECEDENCE[level] and self._token.kind == "punctuation":
             if level == 0 and self._tokens[self._at + 1].kind == "word":
                 break  # `5|%p`: a pair, not an expression
-            operator = self._next().text
+            sign = self._next().text
             right = self._constant(level + 1)
-            if not isinstance(value, int) or not isinstance(right, int):
-                self._fail("constant expressions are of integers")
-            value = _fold(operator, value, right, self._token.line)
+            if isinstance(value, float) and isinstance(right, float) and sign in _OF_FLOATS:
+                value = _OF_FLOATS[sign](value, right)
+            elif isinstance(value, int) and isinstance(right, int):
+                value = _fold(sign, value, right, self._token.line)
+            else:
+                self._fail(f"no constant expression: {value} {sign} {right}")
         return value
 
     def _integer(self) -> int:
@@ -172,11 +175,11 @@ class OperandParser:
 
     def _atom(self) -> int | float | syntax.Immediate:
         token = self._next()
-        if token.text == "-":
+        if token.text in "+-" and token.kind == "punctuation":
             value = self._atom()
             if isinstance(value, syntax.Immediate):
-                return -value.value
-            return -value
+                self._fail("no sign may stand before the bits of a float", token)
+            return -value if token.text == "-" else value
         if token.text == "~":
             value = self._atom()
             if not isinstance(value, int):
@@ -197,7 +200,7 @@ class OperandParser:
             bits = int(text[2:], 16)
             return syntax.Immediate(struct.unpack("<d", struct.pack("<Q", bits))[0], bits, "f64")
         if "." in text or ("e" in text.lower() and text[:2].lower() != "0x"):
-            return float(text)
+            return self._decimal(text)
         text = text.rstrip("U")
         is_octal = len(text) > 1 and text[0] == "0" and text.isdigit()
         try:
@@ -206,6 +209,14 @@ class OperandParser:
             self._fail(f"{text[:40]!r} is no number", token)
         if value >= 1 << 64:
             self._fail(f"{text[:40]} does not fit 64 bits", token)
+        return value
+
+    def _decimal(self, text: str) -> float:
+        """Return the value of a float literal, which is one of 64 bits."""
+        value = float(text)
+        digits = text.lower().partition("e")[0]
+        if math.isinf(value) or (not value and digits.strip("0.")):
+            self._fail(f"{text[:40]} lies outside the range of .f64")
         return value
 
 

@@ -7,7 +7,7 @@ opcodes exist (`isa/`). Invariant: labels, registers and variables in the tree a
 import re
 
 from fovea.emulator.arguments import shown
-from fovea.emulator.errors import PtxError
+from fovea.emulator.errors import PtxError, UnsupportedForm
 from fovea.emulator.ptx import syntax
 from fovea.emulator.ptx.operands import OperandParser
 from fovea.emulator.ptx.scope import Scope
@@ -159,7 +159,11 @@ class _Parser(OperandParser):
         found: list[syntax.Variable] = []
         while not self._accept(")"):
             if self._token.text == ".reg":
-                self._fail("functions with .reg parameters are not supported")
+                raise UnsupportedForm(
+                    "functions with .reg parameters are not implemented; declare them as .param",
+                    self.line,
+                    ".func",
+                )
             found += self._declaration(scope, is_extern=False, is_parameter=True)
             if self._token.text != ")":
                 self._expect(",")
