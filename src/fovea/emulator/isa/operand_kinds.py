@@ -209,18 +209,18 @@ def check_state_space(ins: Instruction, name: str, memory: syntax.Memory) -> Non
         PtxError: it lies in another one.
     """
     mnemonic, *qualifiers = ins.opcode.split(".")
-    is_constant = isinstance(memory.base, syntax.Immediate)
-    if is_constant and not isinstance(memory.base.value, int):
+    base = memory.base
+    if isinstance(base, syntax.Immediate) and not isinstance(base.value, int):
         raise ins.error("an address must be an integer")
     if mnemonic in ("tcgen05", "fence") or "tensormap" in qualifiers:
         return
     spaces = _spaces(qualifiers)
-    if is_constant:
+    if isinstance(base, syntax.Immediate):
         if spaces[:1] != ["local"]:
             raise ins.error("a constant may be an address of .local alone: put it in a register")
         return
-    own = _space_of(ins, memory.base) if isinstance(memory.base, syntax.Symbol) else ""
-    if not own or not isinstance(memory.base, syntax.Symbol):
+    own = _space_of(ins, base) if isinstance(base, syntax.Symbol) else ""
+    if not own or not isinstance(base, syntax.Symbol):
         return
     if name == "mbar":
         wanted: Collection[str] = ("shared",)
@@ -237,7 +237,7 @@ def check_state_space(ins: Instruction, name: str, memory: syntax.Memory) -> Non
     if own not in wanted:
         allowed = " or ".join(f".{space}" for space in wanted if space)
         raise ins.error(
-            f"{memory.base.name} is {_a_variable(own)}, the address must be of {allowed}; name the "
+            f"{base.name} is {_a_variable(own)}, the address must be of {allowed}; name the "
             "variable's space in the opcode"
         )
 
