@@ -37,7 +37,8 @@ def refusal(target: str, statement: str, declarations: str = "") -> str:
         used = set(re.findall(r"%([a-z]+\d*(?:x2)?)_", statement))
         declarations = " ".join(f".reg .{name} %{name}_<140>;" for name in used & TYPES)
     text = (
-        f".version 9.2\n.target {target}\n.address_size 64\n.shared .align 128 .b8 sm[1024], s[1024];\n"
+        f".version 9.2\n.target {target}\n.address_size 64\n"
+        ".shared .align 128 .b8 sm[1024], s[1024];\n"
         ".const .align 16 .b8 c[64];\n.global .align 16 .b8 g[64];\n"
         f".visible .entry k(.param .u64 p) {{ .local .align 16 .b8 l[64]; {declarations}\n"
         f"{statement}\nret; }}"

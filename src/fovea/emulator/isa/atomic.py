@@ -182,7 +182,8 @@ def atom(ins: Instruction) -> Decoded:
              source="PTX ISA 9.7.13.9", evidence="manual-only", kind="memory", op="add",
              type="f16 bf16 f16x2 bf16x2", **_QUALIFIERS)  # fmt: skip
 @instruction("atom{.sem}{.scope}{.global}.op{.noftz}{.L2::cache_hint}.vec.type"
-             " d, [a], b{, cache-policy}", source="PTX ISA 9.7.13.9", evidence="manual-only",
+             " d, [a], b{, cache-policy}", source="PTX ISA 9.7.13.9", targets="sm_90+",
+             evidence="manual-only",
              kind="memory", op="add min max", vec="v2 v4 v8",
              type="f32 f16 bf16 f16x2 bf16x2", sem="relaxed acquire release acq_rel",
              scope="cta cluster gpu sys")  # fmt: skip
@@ -222,7 +223,8 @@ def atom_cas(ins: Instruction) -> Decoded:
              source="PTX ISA 9.7.13.10", evidence="manual-only", kind="memory", op="add",
              type="f16 bf16 f16x2 bf16x2", **_QUALIFIERS)  # fmt: skip
 @instruction("red{.sem}{.scope}{.global}.op{.noftz}{.L2::cache_hint}.vec.type"
-             " [a], b{, cache-policy}", source="PTX ISA 9.7.13.10", evidence="manual-only",
+             " [a], b{, cache-policy}", source="PTX ISA 9.7.13.10", targets="sm_90+",
+             evidence="manual-only",
              kind="memory", op="add min max", vec="v2 v4 v8", type="f32 f16 bf16 f16x2 bf16x2",
              sem="relaxed acquire release acq_rel", scope="cta cluster gpu sys")  # fmt: skip
 def red(ins: Instruction) -> Decoded:

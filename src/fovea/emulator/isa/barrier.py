@@ -177,9 +177,9 @@ def _arrive(
     return run
 
 
-@instruction("mbarrier.arrive{.sem}{.scope}{.space}.b64 state, [addr]{, count}",
-             "mbarrier.arrive{.noComplete}{.sem}{.scope}{.space}.b64 state, [addr], count",
-             "mbarrier.arrive_drop{.sem}{.scope}{.space}.b64 state, [addr]{, count}",
+@instruction("mbarrier.arrive{.sem.scope}{.space}.b64 state, [addr]{, count}",
+             "mbarrier.arrive{.noComplete}{.sem.scope}{.space}.b64 state, [addr], count",
+             "mbarrier.arrive_drop{.sem.scope}{.space}.b64 state, [addr]{, count}",
              source="PTX ISA 9.7.13.16.13-14", evidence="manual-only", kind="sync",
              sem="release relaxed", scope="cta cluster", space=_ANY_SHARED)  # fmt: skip
 def mbarrier_arrive(ins: Instruction) -> Decoded:
@@ -188,16 +188,18 @@ def mbarrier_arrive(ins: Instruction) -> Decoded:
     return _arrive(ins, amount, None, is_drop="arrive_drop" in ins.opcode)
 
 
-@instruction("mbarrier.arrive.expect_tx{.sem}{.scope}{.space}.b64 state, [addr], tx",
-             "mbarrier.arrive_drop.expect_tx{.sem}{.scope}{.space}.b64 state, [addr], tx",
-             source="PTX ISA 9.7.13.16.13-14", evidence="manual-only", kind="sync",
+@instruction("mbarrier.arrive.expect_tx{.sem.scope}{.space}.b64 state, [addr], tx",
+             "mbarrier.arrive_drop.expect_tx{.sem.scope}{.space}.b64 state, [addr], tx",
+             source="PTX ISA 9.7.13.16.13-14", targets="sm_90+",
+             evidence="manual-only", kind="sync",
              sem="release relaxed", scope="cta cluster", space=_ANY_SHARED)  # fmt: skip
 def mbarrier_arrive_expect_tx(ins: Instruction) -> Decoded:
     """Announce bytes, then arrive once."""
     return _arrive(ins, None, ins.read("tx", "u32"), is_drop="arrive_drop" in ins.opcode)
 
 
-@instruction("mbarrier.op{.sem}{.scope}{.space}.b64 [addr], tx", source="PTX ISA 9.7.13.16.11-12",
+@instruction("mbarrier.op{.sem.scope}{.space}.b64 [addr], tx", source="PTX ISA 9.7.13.16.11-12",
+             targets="sm_90+",
              evidence="manual-only", kind="sync", op="expect_tx complete_tx", sem="relaxed",
              scope="cta cluster", space=_ANY_SHARED)  # fmt: skip
 def mbarrier_tx(ins: Instruction) -> Decoded:
@@ -294,8 +296,8 @@ def _condition(
     return condition
 
 
-@instruction("mbarrier.test_wait{.sem}{.scope}{.space}.b64 waitComplete, [addr], state",
-             "mbarrier.test_wait.parity{.sem}{.scope}{.space}.b64"
+@instruction("mbarrier.test_wait{.sem.scope}{.space}.b64 waitComplete, [addr], state",
+             "mbarrier.test_wait.parity{.sem.scope}{.space}.b64"
              " waitComplete, [addr], phaseParity",
              source="PTX ISA 9.7.13.16.16", evidence="manual-only", kind="sync",
              sem="acquire relaxed", scope="cta cluster", space=_SHARED)  # fmt: skip
@@ -323,10 +325,11 @@ def _note_poll(w: Any, barrier: MBarrier, phase: int) -> None:
     w.state["poll"] = f"{barrier.describe()}, awaited phase parity {phase & 1}"
 
 
-@instruction("mbarrier.try_wait{.sem}{.scope}{.space}.b64 waitComplete, [addr], state{, hint}",
-             "mbarrier.try_wait.parity{.sem}{.scope}{.space}.b64"
+@instruction("mbarrier.try_wait{.sem.scope}{.space}.b64 waitComplete, [addr], state{, hint}",
+             "mbarrier.try_wait.parity{.sem.scope}{.space}.b64"
              " waitComplete, [addr], phaseParity{, hint}",
-             source="PTX ISA 9.7.13.16.16", evidence="manual-only", kind="sync",
+             source="PTX ISA 9.7.13.16.16", targets="sm_90+",
+             evidence="manual-only", kind="sync",
              sem="acquire relaxed", scope="cta cluster", space=_SHARED)  # fmt: skip
 def mbarrier_try_wait(ins: Instruction) -> Decoded:
     """Wait for a phase; sometimes give up early with false, as the manual allows."""

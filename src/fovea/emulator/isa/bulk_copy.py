@@ -72,6 +72,7 @@ def _barrier_operands(i: Instruction) -> tuple[Read, Read, Read, Read]:
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes{.multicast::cluster}"
     "{.L2::cache_hint} [d], [a], size, [mbar]{, ctaMask}{, cache-policy}",
     source=f"{_SOURCE}.1",
+    targets="sm_90+",
     evidence="manual-only",
     kind="copy",
 )
@@ -127,6 +128,7 @@ def _load_effect(
 @instruction(
     "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [d], [a], size, [mbar]",
     source=f"{_SOURCE}.1",
+    targets="sm_90+",
     evidence="manual-only",
     kind="copy",
 )
@@ -139,6 +141,7 @@ def cp_async_bulk_shared(i: Instruction) -> Any:
     "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.op.type "
     "[d], [a], size, [mbar]",
     source=f"{_SOURCE}.2",
+    targets="sm_90+",
     evidence="manual-only",
     kind="copy",
     op="and or xor add inc dec min max",
@@ -212,6 +215,7 @@ def _to_cluster(i: Instruction, reduction: str | None, element: str) -> Any:
 @instruction(
     "cp.async.bulk.global.shared::cta.bulk_group{.L2::cache_hint} [d], [a], size{, cache-policy}",
     source=f"{_SOURCE}.1",
+    targets="sm_90+",
     evidence="manual-only",
     kind="copy",
 )
@@ -236,6 +240,7 @@ def cp_async_bulk_store(i: Instruction) -> Any:
     "cp.reduce.async.bulk.global.shared::cta.bulk_group{.L2::cache_hint}.op.noftz.type "
     "[d], [a], size{, cache-policy}",
     source=f"{_SOURCE}.2",
+    targets="sm_90+",
     evidence="manual-only",
     kind="copy",
     op="and or xor add inc dec min max",
@@ -330,6 +335,7 @@ def _to_global(i: Instruction, reduction: str | None, element: str) -> Any:
 @instruction(
     "cp.async.bulk.prefetch.L2.global{.L2::cache_hint} [a], size{, cache-policy}",
     source=f"{_SOURCE}.3",
+    targets="sm_90+",
     evidence="manual-only",
     kind="copy",
 )
@@ -349,6 +355,7 @@ def cp_async_bulk_prefetch(i: Instruction) -> Any:
 @instruction(
     "cp.async.bulk.commit_group",
     source="PTX ISA 9.7.9.27.2.1",
+    targets="sm_90+",
     evidence="manual-only",
     kind="sync",
 )
@@ -365,6 +372,7 @@ def cp_async_bulk_commit_group(i: Instruction) -> Any:
 @instruction(
     "cp.async.bulk.wait_group{.read} n",
     source="PTX ISA 9.7.9.27.2.2",
+    targets="sm_90+",
     evidence="manual-only",
     kind="sync",
 )

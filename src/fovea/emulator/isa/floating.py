@@ -179,9 +179,11 @@ def choose_f32(is_max: bool, keeps_nan: bool) -> Callable[[Array, Array], Array]
     return function
 
 
-@instruction("min{.ftz}{.NaN}{.xorsign.abs}.f32 d, a, b{, c}",
-             "max{.ftz}{.NaN}{.xorsign.abs}.f32 d, a, b{, c}", source="PTX ISA 9.7.3.11-12",
+@instruction("min{.ftz}{.NaN}{.xorsign.abs}.f32 d, a, b",
+             "max{.ftz}{.NaN}{.xorsign.abs}.f32 d, a, b", source="PTX ISA 9.7.3.11-12",
              evidence="manual-only")  # fmt: skip
+@instruction("min{.ftz}{.NaN}.f32 d, a, b, c", "max{.ftz}{.NaN}.f32 d, a, b, c",
+             source="PTX ISA 9.7.3.11-12", evidence="manual-only", targets="sm_100+")  # fmt: skip
 def minimum_maximum(ins: Instruction) -> Inline:
     """d = min or max; three operands on sm_100."""
     pair = choose_f32(ins.opcode.startswith("max"), ins.has("NaN"))

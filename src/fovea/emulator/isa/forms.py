@@ -5,7 +5,8 @@ A form is a line such as
     ld{.weak}.space{.cop}{.L2::cache_hint}{.vec}.type d, [a]{, cache-policy}
 
 `.x` is a literal qualifier unless `x` names a set of values given beside the form; `{...}` is
-optional. Operand names are the manual's: `d`, `a-desc`; `[a]` a memory operand, `d|p` a pair.
+optional, as a whole: of `{.sem.scope}` both are there or none. Operand names are the manual's: `d`,
+`a-desc`; `[a]` a memory operand, `d|p` a pair.
 Lives here: parsing and matching of that notation. Not here: what an instruction does.
 Invariant: a match binds every set name to its value and every optional literal to True or False.
 """
@@ -24,11 +25,14 @@ _OPERAND_QUALIFIER = {"cache-policy": "L2::cache_hint", "ctaMask": "multicast::c
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One qualifier: literal text, or the name of a value set."""
+    """One qualifier: literal text, or the name of a value set.
+
+    `optional` is how many qualifiers may be left out from here on (0: this one is needed).
+    """
 
     name: str
     values: frozenset[str] | None
-    is_optional: bool
+    optional: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,17 @@ class Entry:
     targets: str
     kind: str
 
+    def exists_on(self, target: str) -> bool:
+        """Return whether a target has the form; `sm_90+` in `targets` means all from there on."""
+        return not self.targets or any(
+            name == target or (name[-1] == "+" and _architecture(target) >= _architecture(name))
+            for name in self.targets.split(",")
+        )
+
+
+def _architecture(target: str) -> int:
+    return int(target.removeprefix("sm_").rstrip("+af"))
+
 
 def _match(parts: tuple[_Part, ...], qualifiers: tuple[str, ...]) -> Modifiers | None:
     if not parts:
@@ -86,10 +101,11 @@ def _match(parts: tuple[_Part, ...], qualifiers: tuple[str, ...]) -> Modifiers |
             if bound is not None:
                 bound[part.name] = head if part.values is not None else True
                 return bound
-    if part.is_optional:
-        bound = _match(rest, qualifiers)
+    if part.optional:
+        bound = _match(parts[part.optional :], qualifiers)
         if bound is not None:
-            bound.setdefault(part.name, "" if part.values is not None else False)
+            for left_out in parts[: part.optional]:
+                bound.setdefault(left_out.name, "" if left_out.values is not None else False)
             return bound
     return None
 
@@ -102,10 +118,11 @@ def parse_form(notation: str, sets: Mapping[str, str]) -> Form:
         raise ValueError(f"form {notation!r} has no mnemonic")
     parts: list[_Part] = []
     for text in re.findall(r"\{[^}]*\}|\.[^.{}]+", opcode[mnemonic.end() :]):
-        is_optional = text[0] == "{"
-        for name in re.findall(r"\.([^.{}]+)", text):
+        names = re.findall(r"\.([^.{}]+)", text)
+        for position, name in enumerate(names):
             values = frozenset(sets[name].split()) if name in sets else None
-            parts.append(_Part(name, values, is_optional))
+            is_first = text[0] == "{" and not position
+            parts.append(_Part(name, values, len(names) if is_first else 0))
     optional: list[str] = []
     fixed = operand_text
     for group in re.findall(r"\{\s*,([^{}]*)\}", operand_text):

@@ -71,7 +71,8 @@ _OPERATIONS = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
              "mul{.rnd}{.ftz}{.sat}.type d, a, b", source="PTX ISA 9.7.4.1-3",
              evidence="manual-only", rnd="rn", type=_F16)  # fmt: skip
 @instruction("add{.rnd}.type d, a, b", "sub{.rnd}.type d, a, b", "mul{.rnd}.type d, a, b",
-             source="PTX ISA 9.7.4.1-3", evidence="manual-only", rnd="rn", type=_BF16)  # fmt: skip
+             source="PTX ISA 9.7.4.1-3", targets="sm_90+",
+             evidence="manual-only", rnd="rn", type=_BF16)  # fmt: skip
 def add_sub_mul_half(ins: Instruction) -> Inline:
     """d = a op b."""
     operation = _OPERATIONS[ins.opcode.split(".")[0]]
@@ -118,7 +119,9 @@ def fma_half(ins: Instruction) -> Inline:
 
 
 @instruction("neg{.ftz}.type d, a", "abs{.ftz}.type d, a", source="PTX ISA 9.7.4.5-6",
-             evidence="manual-only", type=_TYPES)  # fmt: skip
+             evidence="manual-only", type=_F16)  # fmt: skip
+@instruction("neg.type d, a", "abs.type d, a", source="PTX ISA 9.7.4.5-6",
+             evidence="manual-only", type=_BF16)  # fmt: skip
 def neg_abs_half(ins: Instruction) -> Inline:
     """d = -a or |a|; a NaN becomes the canonical one."""
     infinity = np.uint16(0x7C00 if _element(ins["type"]) == "f16" else 0x7F80)
@@ -132,9 +135,11 @@ def neg_abs_half(ins: Instruction) -> Inline:
     return _lift(ins, function, "a")
 
 
-@instruction("min{.ftz}{.NaN}{.xorsign.abs}.type d, a, b{, c}",
-             "max{.ftz}{.NaN}{.xorsign.abs}.type d, a, b{, c}",
-             source="PTX ISA 9.7.4.7-8", evidence="manual-only", type=_TYPES)  # fmt: skip
+@instruction("min{.ftz}{.NaN}{.xorsign.abs}.type d, a, b",
+             "max{.ftz}{.NaN}{.xorsign.abs}.type d, a, b",
+             source="PTX ISA 9.7.4.7-8", evidence="manual-only", type=_F16)  # fmt: skip
+@instruction("min{.NaN}{.xorsign.abs}.type d, a, b", "max{.NaN}{.xorsign.abs}.type d, a, b",
+             source="PTX ISA 9.7.4.7-8", evidence="manual-only", type=_BF16)  # fmt: skip
 def minimum_maximum_half(ins: Instruction) -> Inline:
     """d = min or max; -0 < +0, NaN only if both are (or, with `.NaN`, if one is)."""
     half = _element(ins["type"])
@@ -157,14 +162,13 @@ def minimum_maximum_half(ins: Instruction) -> Inline:
             result = (result & np.uint16(0x7FFF)) | sign
         return np.where(nan, fp.CANONICAL_HALF, result)
 
-    if "c" in ins.operands:
-        return _lift(ins, lambda a, b, c: pair(pair(a, b), c), "a b c")
     return _lift(ins, pair, "a b")
 
 
 @instruction("ex2.approx.type d, a", "tanh.approx.type d, a", source="PTX ISA 9.7.4.9-10",
              evidence="inferred", kind="mufu", type=_F16)  # fmt: skip
 @instruction("ex2.approx.ftz.type d, a", "tanh.approx.type d, a", source="PTX ISA 9.7.4.9-10",
+             targets="sm_90+",
              evidence="inferred", kind="mufu", type=_BF16)  # fmt: skip
 def special_function_half(ins: Instruction) -> Inline:
     """d = 2^a or tanh(a), the float64 result narrowed."""

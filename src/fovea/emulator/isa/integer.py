@@ -64,7 +64,7 @@ def sub_sat(ins: Instruction) -> Inline:
 
 
 @instruction("add.type d, a, b", source="PTX ISA 9.7.1.1", evidence="manual-only",
-             type="u16x2 s16x2")  # fmt: skip
+             targets="sm_90+", type="u16x2 s16x2")  # fmt: skip
 def add_16x2(ins: Instruction) -> Inline:
     """Both halves of d = a + b, wrapping."""
 
@@ -245,12 +245,13 @@ def minimum_maximum(ins: Instruction) -> Inline:
     return _call(ins, choose, "a b", t, t)
 
 
-@instruction("min{.relu}.type d, a, b", "max{.relu}.type d, a, b", source="PTX ISA 9.7.1.12-13",
-             evidence="manual-only", type="u16x2 s16x2")  # fmt: skip
+@instruction("min.type d, a, b", "max.type d, a, b", "min.relu.s16x2 d, a, b",
+             "max.relu.s16x2 d, a, b", source="PTX ISA 9.7.1.12-13", evidence="manual-only",
+             targets="sm_90+", type="u16x2 s16x2")  # fmt: skip
 def minimum_maximum_16x2(ins: Instruction) -> Inline:
     """Both halves of d = min or max."""
     choose = np.minimum if ins.opcode.startswith("min") else np.maximum
-    dtype = np.dtype(np.int16 if ins["type"] == "s16x2" else np.uint16)
+    dtype = np.dtype(np.int16 if ins.opcode.endswith(".s16x2") else np.uint16)
     relu = ins.has("relu")
 
     def function(a: Array, b: Array) -> Array:

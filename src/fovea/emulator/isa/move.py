@@ -23,7 +23,7 @@ from fovea.emulator.machine.warp import InFlight, PackedInFlight, SplitInFlight,
 from fovea.emulator.ptx import syntax
 from fovea.emulator.ptx.types import size_bytes
 
-_TYPES = "pred b8 b16 b32 b64 u16 u32 u64 s16 s32 s64 f16 bf16 f16x2 bf16x2 f32 f64"
+_TYPES = "pred b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64"
 _WINDOWS = {
     "shared": SHARED_WINDOW,
     "shared::cta": SHARED_WINDOW,
@@ -52,8 +52,6 @@ def mov(ins: Instruction) -> Inline:
         space, _ = ins.variable(source.name)
         if size_bytes(t) not in (4, 8):
             raise ins.error(f"the address of a .{space} variable needs a 32- or 64-bit register")
-    if t == "b8":
-        raise ins.error("mov.b8 is not a scalar move")
     return ins.assign("d", ins.src("a", t), t)
 
 
@@ -175,7 +173,8 @@ def isspacep(ins: Instruction) -> Decoded:
     return run
 
 
-@instruction("mapa{.space}.type d, a, b", source="PTX ISA 9.7.9.22", evidence="manual-only",
+@instruction("mapa{.space}.type d, a, b", source="PTX ISA 9.7.9.22", targets="sm_90+",
+             evidence="manual-only",
              space="shared::cluster", type="u32 u64")  # fmt: skip
 def mapa(ins: Instruction) -> Inline:
     """d = the address of a in the shared memory of CTA b of the cluster."""
@@ -191,7 +190,8 @@ def mapa(ins: Instruction) -> Inline:
     return ins.assign("d", f"{name}({ins.src('a', t)}, {ins.src('b', 'u32')})", t)
 
 
-@instruction("getctarank{.space}.type d, a", source="PTX ISA 9.7.9.23", evidence="manual-only",
+@instruction("getctarank{.space}.type d, a", source="PTX ISA 9.7.9.23", targets="sm_90+",
+             evidence="manual-only",
              space="shared::cluster", type="u32 u64")  # fmt: skip
 def getctarank(ins: Instruction) -> Inline:
     """d = rank of the CTA whose shared memory holds an address."""

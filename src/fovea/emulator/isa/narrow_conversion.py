@@ -14,14 +14,23 @@ from fovea.emulator.isa import bits as fp
 from fovea.emulator.isa import instruction
 from fovea.emulator.isa.instruction import Action, Array, Inline, Instruction
 
+# fp8 exists from sm_89 on, smaller formats, scales and fp8 to bf16 where an architecture is named
+_FP8_TARGETS = "sm_89+"
+_NARROW = "sm_100a,sm_100f,sm_101a,sm_103a,sm_103f,sm_110a,sm_120a"
+
 # --- tf32, fp8 and smaller ------------------------------------------------------------------------
 
 
-@instruction("cvt.rnd{.satfinite}{.relu}.tf32.f32 d, a", "cvt.rnd.relu.satfinite.tf32.f32 d, a",
-             source="PTX ISA 9.7.9.21", evidence="manual-only", rnd="rna rn rz")  # fmt: skip
+@instruction("cvt.rna{.satfinite}.tf32.f32 d, a", source="PTX ISA 9.7.9.21",
+             evidence="manual-only")  # fmt: skip
+@instruction("cvt.rnd{.relu}.tf32.f32 d, a", source="PTX ISA 9.7.9.21", evidence="manual-only",
+             targets="sm_90+", rnd="rn rz")  # fmt: skip
+@instruction("cvt.rnd.satfinite{.relu}.tf32.f32 d, a", "cvt.rnd.relu.satfinite.tf32.f32 d, a",
+             source="PTX ISA 9.7.9.21", evidence="manual-only", targets="sm_100+",
+             rnd="rn rz")  # fmt: skip
 def cvt_tf32(ins: Instruction) -> Inline:
     """d = a rounded to tf32."""
-    mode = ins["rnd"]
+    mode = ins["rnd"] or "rna"
 
     def function(a: Array) -> Array:
         if ins.has("relu"):
@@ -42,7 +51,9 @@ _SMALL = "e2m1x2 e2m3x2 e3m2x2"
 
 
 @instruction("cvt.rn.satfinite{.relu}.dtype.f32 d, a, b", source="PTX ISA 9.7.9.21",
-             evidence="manual-only", dtype=f"{_FP8} {_SMALL}")  # fmt: skip
+             evidence="manual-only", targets=_FP8_TARGETS, dtype=_FP8)  # fmt: skip
+@instruction("cvt.rn.satfinite{.relu}.dtype.f32 d, a, b", source="PTX ISA 9.7.9.21",
+             evidence="manual-only", targets=_NARROW, dtype=_SMALL)  # fmt: skip
 def cvt_to_small_pair(ins: Instruction) -> Inline:
     """d = (a in the high, b in the low element) of an 8-bit or smaller float format."""
     kind = ins["dtype"][:-2]
@@ -59,7 +70,12 @@ def cvt_to_small_pair(ins: Instruction) -> Inline:
 
 
 @instruction("cvt.rn.satfinite{.relu}.dtype.atype d, a", source="PTX ISA 9.7.9.21",
-             evidence="manual-only", dtype=f"{_FP8} {_SMALL}", atype="f16x2 bf16x2")  # fmt: skip
+             evidence="manual-only", targets=_FP8_TARGETS, dtype=_FP8, atype="f16x2")  # fmt: skip
+@instruction("cvt.rn.satfinite{.relu}.dtype.atype d, a", source="PTX ISA 9.7.9.21",
+             evidence="manual-only", targets=_NARROW, dtype=_FP8, atype="bf16x2")  # fmt: skip
+@instruction("cvt.rn.satfinite{.relu}.dtype.atype d, a", source="PTX ISA 9.7.9.21",
+             evidence="manual-only", targets=_NARROW, dtype=_SMALL,
+             atype="f16x2 bf16x2")  # fmt: skip
 def cvt_half_pair_to_small(ins: Instruction) -> Inline:
     """d = two fp8, fp6 or fp4 values from two halves."""
     small, relu = fp.SMALL_FLOATS[ins["dtype"][:-2]], ins.has("relu")
@@ -74,8 +90,10 @@ def cvt_half_pair_to_small(ins: Instruction) -> Inline:
     return ins.assign("d", f"{name}({ins.src('a', 'b32')})", "b8" if is_fp4 else "b16")
 
 
-@instruction("cvt.rn{.relu}.dtype.atype d, a", source="PTX ISA 9.7.9.21", evidence="manual-only",
-             dtype="f16x2", atype=f"{_FP8} e2m3x2 e3m2x2")  # fmt: skip
+@instruction("cvt.rn{.relu}.f16x2.atype d, a", source="PTX ISA 9.7.9.21", evidence="manual-only",
+             targets=_FP8_TARGETS, atype=_FP8)  # fmt: skip
+@instruction("cvt.rn{.relu}.f16x2.atype d, a", source="PTX ISA 9.7.9.21", evidence="manual-only",
+             targets=_NARROW, atype="e2m3x2 e3m2x2")  # fmt: skip
 def cvt_fp8_pair_to_half(ins: Instruction) -> Inline:
     """d = two f16 values from two fp8 or fp6 values, exactly."""
     small, relu = fp.SMALL_FLOATS[ins["atype"][:-2]], ins.has("relu")
@@ -92,7 +110,12 @@ def cvt_fp8_pair_to_half(ins: Instruction) -> Inline:
     return ins.assign("d", f"{name}({ins.src('a', 'b16')})", "b32")
 
 
-@instruction("cvt.rn{.relu}.f16x2.e2m1x2 d, a", source="PTX ISA 9.7.9.21", evidence="manual-only")
+@instruction(
+    "cvt.rn{.relu}.f16x2.e2m1x2 d, a",
+    source="PTX ISA 9.7.9.21",
+    targets=_NARROW,
+    evidence="manual-only",
+)
 def cvt_fp4_pair_to_half(ins: Instruction) -> Inline:
     """d = two f16 values from the two e2m1 values of a byte, exactly."""
     relu = ins.has("relu")
@@ -117,6 +140,7 @@ def _exponent(value: Array, *, up: bool) -> Array:
 
 
 @instruction("cvt.rnd{.satfinite}.ue8m0x2.f32 d, a, b", source="PTX ISA 9.7.9.21",
+             targets=_NARROW,
              evidence="manual-only", rnd="rz rp")  # fmt: skip
 def cvt_to_ue8m0(ins: Instruction) -> Inline:
     """d = exponents of |a| (high byte) and |b|."""
@@ -130,6 +154,7 @@ def cvt_to_ue8m0(ins: Instruction) -> Inline:
 
 
 @instruction("cvt.rnd{.satfinite}.ue8m0x2.bf16x2 d, a", source="PTX ISA 9.7.9.21",
+             targets=_NARROW,
              evidence="manual-only", rnd="rz rp")  # fmt: skip
 def cvt_bf16_to_ue8m0(ins: Instruction) -> Inline:
     """d = exponents of the magnitudes of two bf16 values."""
@@ -143,7 +168,9 @@ def cvt_bf16_to_ue8m0(ins: Instruction) -> Inline:
     return ins.assign("d", f"{name}({ins.src('a', 'b32')})", "b16")
 
 
-@instruction("cvt.rn.bf16x2.ue8m0x2 d, a", source="PTX ISA 9.7.9.21", evidence="manual-only")
+@instruction(
+    "cvt.rn.bf16x2.ue8m0x2 d, a", source="PTX ISA 9.7.9.21", targets=_NARROW, evidence="manual-only"
+)
 def cvt_from_ue8m0(ins: Instruction) -> Inline:
     """d = two bf16 powers of two, exactly."""
 
@@ -190,7 +217,8 @@ def _to_bf16_pair(ins: Instruction, values: Array) -> Array:
              "cvt.rn{.satfinite}{.relu}.bf16x2.atype d, a",
              "cvt.rn{.relu}{.satfinite}.scaled::n2::ue8m0.bf16x2.atype d, a, scale-factor",
              "cvt.rn{.satfinite}{.relu}.scaled::n2::ue8m0.bf16x2.atype d, a, scale-factor",
-             source="PTX ISA 9.7.9.21", evidence="manual-only",
+             source="PTX ISA 9.7.9.21", targets=_NARROW,
+             evidence="manual-only",
              atype=f"{_FP8} {_SMALL} s2f6x2")  # fmt: skip
 def cvt_small_pair_to_bf16(ins: Instruction) -> Inline:
     """d = two bf16 values from two narrow ones, each times its own power of two."""
@@ -219,7 +247,8 @@ def _to_s2f6(value: Array, power: Array, *, relu: bool) -> Array:
 
 @instruction("cvt.rn.satfinite{.relu}.s2f6x2.bf16x2 d, a",
              "cvt.rn.satfinite{.relu}.scaled::n2::ue8m0.s2f6x2.bf16x2 d, a, scale-factor",
-             source="PTX ISA 9.7.9.21", evidence="manual-only")  # fmt: skip
+             source="PTX ISA 9.7.9.21", targets=_NARROW,
+             evidence="manual-only")  # fmt: skip
 def cvt_bf16_to_s2f6(ins: Instruction) -> Inline:
     """d = two bf16 values as signed bytes in units of 1/64, each over its own power of two."""
     relu = ins.has("relu")
@@ -238,7 +267,8 @@ def cvt_bf16_to_s2f6(ins: Instruction) -> Inline:
 
 @instruction("cvt.rn.satfinite{.relu}.s2f6x2.f32 d, a, b",
              "cvt.rn.satfinite{.relu}.scaled::n2::ue8m0.s2f6x2.f32 d, a, b, scale-factor",
-             source="PTX ISA 9.7.9.21", evidence="manual-only")  # fmt: skip
+             source="PTX ISA 9.7.9.21", targets=_NARROW,
+             evidence="manual-only")  # fmt: skip
 def cvt_to_s2f6(ins: Instruction) -> Inline:
     """d = (a, b) as signed bytes in units of 1/64, each over its own power of two."""
     relu = ins.has("relu")

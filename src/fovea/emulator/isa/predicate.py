@@ -26,9 +26,10 @@ _ORDERED: dict[str, Compare] = {
     "hi": np.greater,
     "hs": np.greater_equal,
 }
-_INTEGER = "eq ne lt le gt ge lo ls hi hs"
+_EQUAL, _SIGNED = "eq ne", "eq ne lt le gt ge"  # of bits, of signed integers
+_INTEGER = f"{_SIGNED} lo ls hi hs"
 _FLOAT = "eq ne lt le gt ge equ neu ltu leu gtu geu num nan"
-_INTEGER_TYPES = "b16 b32 b64 u16 u32 u64 s16 s32 s64"
+_BIT_TYPES, _SIGNED_TYPES, _UNSIGNED_TYPES = "b16 b32 b64", "s16 s32 s64", "u16 u32 u64"
 _BOOLEAN = {"and": "&", "or": "|", "xor": "^"}
 
 
@@ -69,13 +70,24 @@ def _comparison(ins: Instruction, ptx_type: str) -> str:
 
 @instruction("setp.CmpOp.type p|q, a, b", "setp.CmpOp.BoolOp.type p|q, a, b, c",
              source="PTX ISA 9.7.6.2", evidence="manual-only", CmpOp=_INTEGER,
-             BoolOp="and or xor", type=_INTEGER_TYPES)  # fmt: skip
+             BoolOp="and or xor", type=_UNSIGNED_TYPES)  # fmt: skip
+@instruction("setp.CmpOp.type p|q, a, b", "setp.CmpOp.BoolOp.type p|q, a, b, c",
+             source="PTX ISA 9.7.6.2", evidence="manual-only", CmpOp=_SIGNED,
+             BoolOp="and or xor", type=_SIGNED_TYPES)  # fmt: skip
+@instruction("setp.CmpOp.type p|q, a, b", "setp.CmpOp.BoolOp.type p|q, a, b, c",
+             source="PTX ISA 9.7.6.2", evidence="manual-only", CmpOp=_EQUAL,
+             BoolOp="and or xor", type=_BIT_TYPES)  # fmt: skip
 @instruction("setp.CmpOp{.ftz}.type p|q, a, b", "setp.CmpOp.BoolOp{.ftz}.type p|q, a, b, c",
              source="PTX ISA 9.7.6.2", evidence="manual-only", CmpOp=_FLOAT,
-             BoolOp="and or xor", type="f32 f64 f16 bf16")  # fmt: skip
+             BoolOp="and or xor", type="f32 f16")  # fmt: skip
+@instruction("setp.CmpOp.type p|q, a, b", "setp.CmpOp.BoolOp.type p|q, a, b, c",
+             source="PTX ISA 9.7.6.2", evidence="manual-only", CmpOp=_FLOAT,
+             BoolOp="and or xor", type="f64 bf16")  # fmt: skip
 def setp(ins: Instruction) -> Inline:
     """p = (a cmp b) op c; q = !(a cmp b) op c."""
     comparison = _comparison(ins, ins["type"])
+    if "q" in ins.operands and ins["type"] in ("f16", "bf16"):
+        raise ins.error("a comparison of halves has one result")
     if not ins["BoolOp"]:
         if "q" not in ins.operands:
             return ins.assign("p", comparison, "pred")
@@ -107,11 +119,27 @@ def setp_packed(ins: Instruction) -> Inline:
 
 @instruction("set.CmpOp.dtype.stype d, a, b", "set.CmpOp.BoolOp.dtype.stype d, a, b, c",
              source="PTX ISA 9.7.6.1", evidence="manual-only", CmpOp=_INTEGER,
-             BoolOp="and or xor", dtype="u32 s32 f32", stype=_INTEGER_TYPES)  # fmt: skip
+             BoolOp="and or xor", dtype="u32 s32 f32", stype=_UNSIGNED_TYPES)  # fmt: skip
+@instruction("set.CmpOp.dtype.stype d, a, b", "set.CmpOp.BoolOp.dtype.stype d, a, b, c",
+             source="PTX ISA 9.7.6.1", evidence="manual-only", CmpOp=_SIGNED,
+             BoolOp="and or xor", dtype="u32 s32 f32", stype=_SIGNED_TYPES)  # fmt: skip
+@instruction("set.CmpOp.dtype.stype d, a, b", "set.CmpOp.BoolOp.dtype.stype d, a, b, c",
+             source="PTX ISA 9.7.6.1", evidence="manual-only", CmpOp=_EQUAL,
+             BoolOp="and or xor", dtype="u32 s32 f32", stype=_BIT_TYPES)  # fmt: skip
 @instruction("set.CmpOp{.ftz}.dtype.stype d, a, b",
              "set.CmpOp.BoolOp{.ftz}.dtype.stype d, a, b, c",
              source="PTX ISA 9.7.6.1", evidence="manual-only", CmpOp=_FLOAT,
-             BoolOp="and or xor", dtype="u32 s32 f32", stype="f32 f64 f16 bf16")  # fmt: skip
+             BoolOp="and or xor", dtype="u32 s32 f32", stype="f32")  # fmt: skip
+@instruction("set.CmpOp.dtype.stype d, a, b", "set.CmpOp.BoolOp.dtype.stype d, a, b, c",
+             source="PTX ISA 9.7.6.1", evidence="manual-only", CmpOp=_FLOAT,
+             BoolOp="and or xor", dtype="u32 s32 f32", stype="f64")  # fmt: skip
+@instruction("set.CmpOp{.ftz}.dtype.stype d, a, b",
+             "set.CmpOp.BoolOp{.ftz}.dtype.stype d, a, b, c",
+             source="PTX ISA 9.7.6.1", evidence="manual-only", CmpOp=_FLOAT,
+             BoolOp="and or xor", dtype="u32 s32", stype="f16")  # fmt: skip
+@instruction("set.CmpOp.dtype.stype d, a, b", "set.CmpOp.BoolOp.dtype.stype d, a, b, c",
+             source="PTX ISA 9.7.6.1", evidence="manual-only", CmpOp=_FLOAT,
+             BoolOp="and or xor", dtype="u32 s32", stype="bf16")  # fmt: skip
 def set_(ins: Instruction) -> Inline:
     """d = all ones (or 1.0) where (a cmp b) op c, else 0."""
     expression = _comparison(ins, ins["stype"])
@@ -125,7 +153,7 @@ def set_(ins: Instruction) -> Inline:
 
 
 _ONE = {"f16": 0x3C00, "bf16": 0x3F80}  # 1.0
-_SCALARS = f"{_INTEGER_TYPES} f32 f64 f16 bf16"
+_SCALARS = f"{_BIT_TYPES} {_SIGNED_TYPES} {_UNSIGNED_TYPES} f32 f64 f16 bf16"
 
 
 @instruction("set.CmpOp{.ftz}.dtype.stype d, a, b",

@@ -33,7 +33,8 @@ def instruction(
         notations: e.g. `"add.type d, a, b"`; see `isa/forms.py`.
         source: where the meaning is written, e.g. "PTX ISA 9.7.1.1".
         evidence: "silicon-sm90", "manual-only" or "inferred".
-        targets: comma-separated targets that have it (e.g. "sm_90a"); empty means all.
+        targets: comma-separated targets that have it: "sm_90a" alone, "sm_90+" and all after it;
+            empty means all.
         kind: instruction class for the counters (alu, mufu, memory, mma, sync, copy, control).
         sets: the values of each named qualifier, separated by spaces.
     """
@@ -107,7 +108,7 @@ def find(
         names = entry.form.bind(operand_count, modifiers)
         if names is None:
             wrong_count = entry.form.notation
-        elif entry.targets and target not in entry.targets.split(","):
+        elif not entry.exists_on(target):
             wrong_target = entry.targets
         else:
             return entry, modifiers, names

@@ -152,7 +152,8 @@ def activemask(ins: Instruction) -> Decoded:
     return lambda w, mask: write(w, mask, np.full(LANES, pack_mask(mask), np.uint32))
 
 
-@instruction("elect.sync d|p, membermask", source="PTX ISA 9.7.13.15", evidence="manual-only",
+@instruction("elect.sync d|p, membermask", source="PTX ISA 9.7.13.15", targets="sm_90+",
+             evidence="manual-only",
              kind="control")  # fmt: skip
 def elect_sync(ins: Instruction) -> Decoded:
     """p holds in one member (the lowest here, as on silicon); d = its lane."""

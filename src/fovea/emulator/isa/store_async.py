@@ -31,6 +31,7 @@ from fovea.emulator.ptx.types import size_bytes
     "st.async{.weak}{.cluster}{.shared::cluster}.mbarrier::complete_tx::bytes{.vec}.type "
     "[a], b, [mbar]",
     source="PTX ISA 9.7.9.12",
+    targets="sm_90+",
     evidence="manual-only",
     kind="memory",
     vec="v2 v4",
@@ -45,6 +46,7 @@ def st_async(i: Instruction) -> Any:
     "red.async.relaxed.cluster{.shared::cluster}.mbarrier::complete_tx::bytes.op.type "
     "[a], b, [mbar]",
     source="PTX ISA 9.7.13.7",
+    targets="sm_90+",
     evidence="manual-only",
     kind="memory",
     op="inc dec min max add and or xor",

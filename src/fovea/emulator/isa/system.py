@@ -12,13 +12,15 @@ from fovea.emulator.isa.instruction import Array, Decoded, Inline, Instruction
 from fovea.emulator.machine.warp import Wait
 
 _SCOPES = "cta cluster gpu sys"
+# what a fence is restricted to decides its side and scope
+_ACQUIRE = ".acquire.sync_restrict::shared::cluster.cluster"
+_RELEASE = ".release.sync_restrict::shared::cta.cluster"
 
 
-@instruction("fence.proxy.async", "fence.proxy.async.space", "fence.proxy.async::generic.sem"
-             ".sync_restrict.scope", source="PTX ISA 9.7.13.5", evidence="manual-only", kind="sync",
-             space="global shared::cta shared::cluster shared::{cta,cluster}",
-             sem="acquire release", sync_restrict="sync_restrict::shared::cluster "
-             "sync_restrict::shared::cta", scope=_SCOPES)  # fmt: skip
+@instruction("fence.proxy.async", "fence.proxy.async.space",
+             f"fence.proxy.async::generic{_ACQUIRE}", f"fence.proxy.async::generic{_RELEASE}",
+             source="PTX ISA 9.7.13.5", evidence="manual-only", kind="sync", targets="sm_90+",
+             space="global shared::cta shared::cluster shared::{cta,cluster}")  # fmt: skip
 def fence_proxy_async(ins: Instruction) -> Decoded:
     """Order generic accesses seen so far before those of the async proxy."""
 
@@ -30,6 +32,7 @@ def fence_proxy_async(ins: Instruction) -> Decoded:
 
 
 @instruction("fence.mbarrier_init.release.cluster", source="PTX ISA 9.7.13.5",
+             targets="sm_90+",
              evidence="manual-only", kind="sync")  # fmt: skip
 def fence_mbarrier_init(ins: Instruction) -> Decoded:
     """Let the next cluster barrier tell of the mbarriers that the warp has initialised.
@@ -44,13 +47,12 @@ def fence_mbarrier_init(ins: Instruction) -> Decoded:
     return run
 
 
-@instruction("fence{.sem}.scope", "fence", "membar.level", "fence.proxy.alias",
-             "fence.proxy.tensormap::generic.release.scope", "membar.proxy.alias",
-             "membar.proxy.tensormap::generic.release.scope",
-             "fence.acquire.sync_restrict.scope", "fence.release.sync_restrict.scope",
+@instruction("fence{.sem}.scope", "membar.level", "fence.proxy.alias", "membar.proxy.alias",
              source="PTX ISA 9.7.13.5", evidence="manual-only", kind="sync",
-             sem="sc acq_rel acquire release", scope=_SCOPES, level="cta gl sys",
-             sync_restrict="sync_restrict::shared::cluster sync_restrict::shared::cta")  # fmt: skip
+             sem="sc acq_rel acquire release", scope=_SCOPES, level="cta gl sys")  # fmt: skip
+@instruction("fence.proxy.tensormap::generic.release.scope", f"fence{_ACQUIRE}",
+             f"fence{_RELEASE}", source="PTX ISA 9.7.13.5", evidence="manual-only", kind="sync",
+             targets="sm_90+", scope=_SCOPES)  # fmt: skip
 def fence(ins: Instruction) -> Decoded:
     """Make relaxed arrivals after it release, and relaxed waits before it acquire."""
     return lambda w, mask: w.access.fence()
@@ -58,8 +60,8 @@ def fence(ins: Instruction) -> Decoded:
 
 @instruction(
     "fence.proxy.tensormap::generic.acquire.scope [addr], size",
-    "membar.proxy.tensormap::generic.acquire.scope [addr], size",
     source="PTX ISA 9.7.13.5",
+    targets="sm_90+",
     evidence="manual-only",
     kind="sync",
     scope=_SCOPES,
@@ -123,7 +125,8 @@ def _free_registers(w: Any) -> int:
     return w.machine.program.launch_registers * len(w.cta.warps) - held
 
 
-@instruction("griddepcontrol.action", source="PTX ISA 9.7.13.14", evidence="manual-only",
+@instruction("griddepcontrol.action", source="PTX ISA 9.7.13.14", targets="sm_90+",
+             evidence="manual-only",
              kind="sync", action="wait launch_dependents")  # fmt: skip
 def griddepcontrol(ins: Instruction) -> Inline:
     """Nothing to wait for: launches run one after the other."""

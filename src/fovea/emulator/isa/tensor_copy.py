@@ -101,6 +101,7 @@ class _TileReader:
     "{.multicast::cluster}{.group}{.L2::cache_hint}{.group} [d], [tensorMap, tensorCoords], [mbar]"
     "{, ctaMask}{, cache-policy}",
     source=f"{_SOURCE}.1.2",
+    targets="sm_90+",
     evidence="manual-only",
     kind="copy",
     dim=_DIMENSIONS,
@@ -211,6 +212,7 @@ def _loaded(copy: TileCopy | RowsCopy) -> Array:
     "cp.async.bulk.tensor.dim.global.shared::cta{.tile}.bulk_group{.L2::cache_hint} "
     "[tensorMap, tensorCoords], [a]{, cache-policy}",
     source=f"{_SOURCE}.1.2",
+    targets="sm_90+",
     evidence="manual-only",
     kind="copy",
     dim=_DIMENSIONS,
@@ -234,6 +236,7 @@ def cp_async_bulk_tensor_store(i: Instruction) -> Any:
     "cp.reduce.async.bulk.tensor.dim.global.shared::cta.op{.tile}.bulk_group{.L2::cache_hint} "
     "[tensorMap, tensorCoords], [a]{, cache-policy}",
     source=f"{_SOURCE}.1.3",
+    targets="sm_90+",
     evidence="manual-only",
     kind="copy",
     dim=_DIMENSIONS,
@@ -321,6 +324,7 @@ def _write_box(copy: TileCopy, box: Array, reduction: str | None, operation: Ope
     "cp.async.bulk.prefetch.tensor.dim.L2.global{.tile}{.L2::cache_hint} "
     "[tensorMap, tensorCoords]{, cache-policy}",
     source=f"{_SOURCE}.1.4",
+    targets="sm_90+",
     evidence="manual-only",
     kind="copy",
     dim=_DIMENSIONS,

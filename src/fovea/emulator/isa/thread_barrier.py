@@ -166,6 +166,7 @@ def bar_warp_sync(ins: Instruction) -> Decoded:
 
 
 @instruction("barrier.cluster.arrive{.sem}{.aligned}", source="PTX ISA 9.7.13.4", kind="sync",
+             targets="sm_90+",
              evidence="manual-only", sem="release relaxed")  # fmt: skip
 def barrier_cluster_arrive(ins: Instruction) -> Decoded:
     """Arrive at the cluster's barrier."""
@@ -187,6 +188,7 @@ def barrier_cluster_arrive(ins: Instruction) -> Decoded:
 
 
 @instruction("barrier.cluster.wait{.sem}{.aligned}", source="PTX ISA 9.7.13.4", kind="sync",
+             targets="sm_90+",
              evidence="manual-only", sem="acquire")  # fmt: skip
 def barrier_cluster_wait(ins: Instruction) -> Decoded:
     """Wait until every thread of the cluster has arrived."""
