@@ -42,7 +42,7 @@ INPUTS = (
 )
 TILE_FIELDS = (
     *("tile_m", "tile_n", "head_dim", "head_dim_v"),
-    *("kv_stages", "q_buffers", "cluster", "skips_idle"),
+    *("kv_stages", "q_buffers", "cluster", "skips_idle", "spare_q"),
 )
 # Where the search begins, and its first step of each: round numbers of the right size.
 START = Calibration(

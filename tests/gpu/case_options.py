@@ -54,6 +54,15 @@ def dense_bias(shape: Shape, device: torch.device) -> Options:
     return {"score_mod": mods.dense_bias(normal(size, seed=7, dtype=BF16, device=device))}
 
 
+def key_bias(shape: Shape, device: torch.device) -> Options:
+    bias = normal((_keys(shape),), seed=8, dtype=BF16, device=device)
+
+    def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score + bias[kv_idx]
+
+    return {"score_mod": score_mod}
+
+
 def temperature(shape: Shape, device: torch.device) -> Options:
     return {"score_mod": mods.temperature(torch.tensor(0.7, device=device))}
 

@@ -6,7 +6,7 @@ Not here: what a plan makes of it (`sm90.py`, `sm100.py`). Invariant: a function
 alone.
 """
 
-from fovea.mods.graph import Graph
+from fovea.mods.graph import Graph, Node
 from fovea.plan.features import ForwardFeatures
 
 _MOST_NODES = 25
@@ -71,18 +71,25 @@ def fill_registers(features: ForwardFeatures) -> bool:
     instructions: spelled out for all columns it takes the compiler 10 seconds, in a loop 4.
     """
     has_many_nodes = sum(len(graph.nodes) for graph in features.graphs) > _MOST_SPELLED_OUT_NODES
-    is_long_by_key = any(_loads_or_divides_by_key(graph) for graph in features.graphs)
-    return are_heavy(features) or has_many_nodes or is_long_by_key
+    divides = any(_divides_by_key(graph) for graph in features.graphs)
+    return are_heavy(features) or has_many_nodes or divides or load_by_key(features)
 
 
-def _loads_or_divides_by_key(graph: Graph) -> bool:
+def load_by_key(features: ForwardFeatures) -> bool:
+    """Return whether mods read a captured tensor for each key."""
+    return any(node.op == "load" for graph in features.graphs for node in _nodes_by_key(graph))
+
+
+def _divides_by_key(graph: Graph) -> bool:
+    nodes = _nodes_by_key(graph)
+    return any(node.op in ("floordiv", "mod") and node.dtype[0] in "iu" for node in nodes)
+
+
+def _nodes_by_key(graph: Graph) -> list[Node]:
     by_key: list[bool] = []
     for node in graph.nodes:
         by_key.append(node.op == "kv_idx" or any(by_key[arg] for arg in node.args))
-        divides = node.op in ("floordiv", "mod") and node.dtype[0] in "iu"
-        if by_key[-1] and (node.op == "load" or divides):
-            return True
-    return False
+    return [node for node, depends in zip(graph.nodes, by_key, strict=True) if depends]
 
 
 def _num_loads(graph: Graph) -> int:

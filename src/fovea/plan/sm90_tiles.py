@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from fovea.plan.features import ForwardFeatures
-from fovea.plan.mod_weight import adds_line, are_heavy
+from fovea.plan.mod_weight import adds_line, are_heavy, load_by_key
 
 SHARED_BYTES_PER_CTA = 232448  # 227 KiB, the opt-in limit of compute capability 9.0
 SHARED_ALIGNMENT = 1024  # a 128-byte swizzle atom spans 8 rows of 128 bytes
@@ -69,8 +69,10 @@ def _tile_shapes(features: ForwardFeatures, length: Length) -> Mapping[int, Tile
     if adds_line(features) and not (features.varlen or features.explicit_scale):
         return {**narrow, 128: TileShape(192, 80, 3, 2)}
     if features.has_mods or features.explicit_scale:
-        # The lengths of a packed sequence take registers too: 192x128 spills with them.
-        return {**narrow, 64: TileShape(192, 96, 3, 2)} if features.varlen else narrow
+        # The lengths of a packed sequence take registers too, and so do elements read for each key:
+        # 192x128 spills with them.
+        is_tight = features.varlen or load_by_key(features)
+        return {**narrow, 64: TileShape(192, 96, 3, 2)} if is_tight else narrow
     if features.key_ranges or features.softcap:
         return {**_TALL, 128: TileShape(192, 80, 3, 2)} if features.softcap else _TALL
     is_banded = features.limit_left or features.limit_right
