@@ -361,8 +361,9 @@ def make_forward_plan(
     """
     shape = forward_tile(head_dims, features, length=length)
     if features.varlen:
-        # Pages have no halves to share, and packed sequences are untried in pairs.
-        shape = shape._replace(cluster=1, skips_idle=False)
+        # Pages have no halves to share, and packed sequences are untried in pairs. What a spare Q
+        # needs to know does not fit the registers of those who read pages.
+        shape = shape._replace(cluster=1, skips_idle=False, spare_q=False)
     v_slices = v_slices_of(head_dims[1])
     return ForwardPlan(
         dtype=dtype,

@@ -61,6 +61,10 @@ def _tile_shapes(features: ForwardFeatures, length: Length) -> Mapping[int, Tile
     if are_heavy(features):
         return {**wide, 64: TileShape(128, 64, 6, 2), 128: TileShape(128, 64, 4, 2)}
     if features.block_lists:
+        has_limits = features.limit_left or features.limit_right
+        if has_limits and features.block_mask_mod is not None:
+            # Both in a step with 128 keys take a register too many.
+            return {**wide, 64: TileShape(128, 128, 3, 2), 128: TileShape(128, 64, 4, 2)}
         return {**wide, 64: TileShape(128, 128, 3, 2), 128: TileShape(128, 128, 2, 2)}
     narrow = {**wide, 64: TileShape(192, 128, 2, 2), 128: TileShape(128, 128, 2, 2)}
     if features.mask_mod is not None:

@@ -80,9 +80,9 @@ def exact_exponents(
     """
     limit = HUGE_REFERENCE if plan.dtype == "bfloat16" else HALF_HUGE_REFERENCE
     is_huge = cute.math.absf(reference_log2) >= limit
-    power = float_of(bits_of(scale_log2) & _SIGN_AND_EXPONENT)
-    scale = select(is_huge, power, scale_log2)
-    return scale, select(is_huge, maximum * power, reference_log2)
+    kept = select(is_huge, cutlass.Int32(_SIGN_AND_EXPONENT), cutlass.Int32(-1))
+    scale = float_of(bits_of(scale_log2) & kept)
+    return scale, maximum * scale
 
 
 def exponentiate_row(
