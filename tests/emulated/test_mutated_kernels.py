@@ -73,6 +73,7 @@ def _mutate(pieces: list[str], seed: int) -> str:
 )
 def test_changed_kernel_runs_or_raises_a_located_error(arch_name: str, first: int) -> None:
     pieces, run = _kernel(arch_name)
+    run("".join(pieces), first)  # as it is, it is right
     ends: set[str] = set()
     for seed in range(first, first + 8):
         found: Exception | None = None
@@ -84,4 +85,4 @@ def test_changed_kernel_runs_or_raises_a_located_error(arch_name: str, first: in
         assert type(found) is not EmulatorError, found  # the bare class: an internal error
         if isinstance(found, PtxError | Fault):
             assert found.line or ".address_size" in str(found), found
-    assert {"NoneType", "PtxError"} <= ends, "some texts must still be right, some wrong"
+    assert "PtxError" in ends, "some texts must be wrong"
