@@ -1,8 +1,9 @@
 """What an attention variant does, as compile-time facts; lengths and scalars are never among them.
 
 Lives here: the `ForwardFeatures` value that a plan carries into code generation, and its canonical
-text. Not here: which features an architecture has (`plan/select.py`), tile shapes (`plan/sm90.py`).
-Invariant: two calls with equal features (and dtype and head dimensions) run the same kernel.
+text. Not here: which features an architecture has (`plan/select.py`), tile shapes
+(`plan/sm90_tiles.py`). Invariant: two calls with equal features (and dtype and head dimensions) run
+the same kernel.
 """
 
 from dataclasses import dataclass

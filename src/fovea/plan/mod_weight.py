@@ -2,8 +2,8 @@
 
 Lives here: the rules, from the variants of `tests/compile/test_spills*.py` that kept numbers in
 local memory beside 128 keys (Hopper), or spelled out for them (Blackwell), and do not otherwise.
-Not here: what a plan makes of it (`sm90.py`, `sm100.py`). Invariant: a function of the features
-alone.
+Not here: what a plan makes of it (`sm90_tiles.py`, `sm100.py`). Invariant: a function of the
+features alone.
 """
 
 from fovea.mods.graph import Graph, Node
