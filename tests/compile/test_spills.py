@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fovea.api.variants import origins
 from fovea.arch import SM90
 from fovea.compile.compiler import compile_variant
 from fovea.compile.target import CompileTarget, native_host_triple
@@ -38,19 +39,23 @@ def _names() -> Iterator[Any]:
         yield pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow])
 
 
-def _variant(name: str) -> ForwardVariant | None:
-    """Return the kernel of a benchmark or case; None where the kernels do not take it."""
+def _variants(name: str) -> list[ForwardVariant]:
+    """Return the kernels of a benchmark or case; none where the kernels do not take it.
+
+    A block mask has one for each way in which it may have been made.
+    """
     if name.startswith("case "):
         problem = case_named(name.removeprefix("case ")).build("cpu", is_small=True).problem()
         if select.unsupported(problem, SM90) is not None:
-            return None
-        return ForwardVariant(select.forward_plan(problem, SM90))
+            return []
+        plans = {select.forward_plan(call, SM90): None for call, _ in origins(problem, SM90)}
+        return [ForwardVariant(plan) for plan in plans]
     if name in DECODE:
-        return prepare.decode_variant(DECODE[name])
+        return [prepare.decode_variant(DECODE[name])]
     if name in SHAPES:
-        return prepare.variant_of(SHAPES[name], causal=SHAPES[name].causal)
+        return [prepare.variant_of(SHAPES[name], causal=SHAPES[name].causal)]
     names = [make.__name__ for make in bench_forward_mods.CASES]
-    return prepare.mod_variants_of(bench_forward_mods.CASES[names.index(name)])[0]
+    return prepare.mod_variants_of(bench_forward_mods.CASES[names.index(name)])
 
 
 @functools.cache
@@ -63,12 +68,13 @@ def _local_bytes(variant: ForwardVariant) -> dict[str, int]:
 
 @pytest.mark.parametrize("name", list(_names()))
 def test_kernel_uses_no_local_memory(name):
-    variant = _variant(name)
-    if variant is None:
+    variants = _variants(name)
+    if not variants:
         pytest.skip("the kernels do not take this call")
-    found = _local_bytes(variant)
-    assert found
-    assert found == dict.fromkeys(found, 0)
+    for variant in variants:
+        found = _local_bytes(variant)
+        assert found
+        assert found == dict.fromkeys(found, 0)
 
 
 def test_quick_names_exist():

@@ -9,7 +9,7 @@ features alone.
 from fovea.mods.graph import Graph, Node
 from fovea.plan.features import ForwardFeatures
 
-_MOST_NODES = 25
+_MOST_NODES = 20
 _MOST_SPELLED_OUT_NODES = 20  # for all columns of a chunk
 _MOST_LOADS = 2
 _MOST_AXES = 2  # of a tensor whose places cost few registers

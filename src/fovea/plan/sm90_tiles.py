@@ -52,7 +52,7 @@ def forward_tile(
         return TileShape(128, 128, 2, 1, 1 if is_banded else 2)
     widest = max(head_dims)
     tile = _tile_shapes(features, length)[128 if widest == 96 else min(widest, 256)]
-    return tile if widest <= 256 else _wide_tile(head_dims, tile)
+    return tile if widest <= 256 else _wide_tile(head_dims, tile, is_heavy=are_heavy(features))
 
 
 def _tile_shapes(features: ForwardFeatures, length: Length) -> Mapping[int, TileShape]:
@@ -77,13 +77,17 @@ def _tile_shapes(features: ForwardFeatures, length: Length) -> Mapping[int, Tile
         # 192x128 spills with them.
         is_tight = features.varlen or load_by_key(features)
         return {**narrow, 64: TileShape(192, 96, 3, 2)} if is_tight else narrow
-    if features.key_ranges or features.softcap:
-        return {**_TALL, 128: TileShape(192, 80, 3, 2)} if features.softcap else _TALL
+    if features.softcap:
+        # Four warpgroups have too few registers for a cap and the lengths of a packed sequence.
+        tall = {**_TALL, 128: TileShape(192, 80, 3, 2)}
+        return {**tall, 64: TileShape(192, 96, 3, 2)} if features.varlen else tall
+    if features.key_ranges:
+        return _TALL
     is_banded = features.limit_left or features.limit_right
     return _TALL_BANDED[length] if is_banded else _TALL_FULL[length]
 
 
-def _wide_tile(head_dims: tuple[int, int], tile: TileShape) -> TileShape:
+def _wide_tile(head_dims: tuple[int, int], tile: TileShape, *, is_heavy: bool) -> TileShape:
     """Return the tile shape of head dims beyond 256, from the one of 256.
 
     Registers are those of 256: one slice of V. 128 rows of a wide Q fill half of shared memory and
@@ -91,7 +95,7 @@ def _wide_tile(head_dims: tuple[int, int], tile: TileShape) -> TileShape:
     """
     head_dim, head_dim_v = head_dims[0], head_dims[1] // v_slices_of(head_dims[1])
     tile = tile._replace(spare_q=False)
-    if head_dim > 256:
+    if head_dim > 256 or is_heavy:
         tile = tile._replace(tile_n=32)
     if head_dim > 512:
         tile = tile._replace(tile_m=WARPGROUP_ROWS)
