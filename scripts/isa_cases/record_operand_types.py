@@ -2,8 +2,8 @@
 
 Reads and rewrites `tests/emulator/isa/operand_types.txt`: a line is a statement with one operand
 left open (`@`, or `@1`, `@2`, ... for the registers of a vector), the types that ptxas took there,
-and the kinds of operand other than registers (`KINDS`). To learn about another operand add its
-statement, with nothing behind the bar.
+and the kinds of operand other than registers (`operand_probes.py`). To learn about another operand
+add its statement, with nothing behind the bar.
 Usage: python scripts/isa_cases/record_operand_types.py PTXAS
 """
 
@@ -14,20 +14,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests/emulator/isa"))
+
+from operand_probes import KINDS, TYPES
+
 FILE = Path(__file__).parents[2] / "tests/emulator/isa/operand_types.txt"
-TYPES = ("b8 u8 s8 b16 u16 s16 f16 b32 u32 s32 f32 f16x2 b64 u64 s64 f64 b128 pred").split()
-KINDS = {
-    "int": "1",
-    "decimal": "1.5",
-    "single": "0f3F800000",
-    "double": "0d3FF0000000000000",
-    "special": "%tid.x",
-    "special64": "%clock64",
-    "name": "sm",
-    "sink": "_",
-    "one": "{%b32_139}",
-    "negated": "!%pred_1",
-}
 HEAD = """.version {version}
 .target {target}
 .address_size 64

@@ -11,31 +11,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from operand_probes import KINDS, TYPES
 
 from fovea.emulator import Options, OutOfBounds, PtxError, UnsupportedForm, load_ptx
 from fovea.emulator.ptx.module import Layout
 
 FOLDER = Path(__file__).parent
-TYPES = set("b8 u8 s8 b16 u16 s16 f16 b32 u32 s32 f32 f16x2 b64 u64 s64 f64 b128 pred".split())
-KINDS = {
-    "int": "1",
-    "decimal": "1.5",
-    "single": "0f3F800000",
-    "double": "0d3FF0000000000000",
-    "special": "%tid.x",
-    "special64": "%clock64",
-    "name": "sm",
-    "sink": "_",
-    "one": "{%b32_139}",
-    "negated": "!%pred_1",
-}
 
 
 def refusal(target: str, statement: str, declarations: str = "") -> str:
     """Return what is wrong with a statement ("": nothing); `%<type>_<n>` need no declaration."""
     if not declarations:
         used = set(re.findall(r"%([a-z]+\d*(?:x2)?)_", statement))
-        declarations = " ".join(f".reg .{name} %{name}_<140>;" for name in used & TYPES)
+        declarations = " ".join(f".reg .{name} %{name}_<140>;" for name in used.intersection(TYPES))
     text = (
         f".version 9.2\n.target {target}\n.address_size 64\n"
         ".shared .align 128 .b8 sm[1024], s[1024];\n"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from operand_probes import TYPES
 
 from fovea.emulator import OperandTypeError, PtxError, load_ptx
 from fovea.emulator.isa import find
@@ -16,7 +17,6 @@ from fovea.emulator.isa.operand_types import check_operand_types
 from fovea.emulator.ptx import syntax
 from fovea.emulator.ptx.parser import parse
 
-TYPES = "b8 u8 s8 b16 u16 s16 f16 b32 u32 s32 f32 f16x2 b64 u64 s64 f64 b128 pred".split()
 TEXT = (Path(__file__).parent / "operand_types.txt").read_text()
 
 
