@@ -34,6 +34,9 @@ KERNEL = """
 LOOP = "W: mbarrier.try_wait.parity.shared.b64 %p, [bar], 0; @!%p bra W;"
 SELECTED = """W: mbarrier.try_wait.parity.shared.b64 %p, [bar], 0; selp.b32 %r, 1, 0, %p;
     setp.eq.b32 %p, %r, 0; @%p bra W;"""
+INDEX = """TARGETS: .branchtargets W, DONE;
+    W: mbarrier.try_wait.parity.shared.b64 %p, [bar], 0; selp.b32 %r, 1, 0, %p;
+    brx.idx %r, TARGETS; DONE:"""
 IGNORED = "mbarrier.{}_wait.parity.shared.b64 %p, [bar], 0;"
 TWENTY_BARRIERS = "bar.sync 0; " * 20  # by when the copy is done in most schedules
 
@@ -55,7 +58,7 @@ def test_wait_whose_result_is_ignored_is_reported_in_every_schedule(which, delay
 
 
 @pytest.mark.parametrize("delay", ["", TWENTY_BARRIERS])
-@pytest.mark.parametrize("wait", [LOOP, SELECTED])
+@pytest.mark.parametrize("wait", [LOOP, SELECTED, INDEX])
 def test_wait_whose_result_is_looked_at_is_silent(wait, delay):
     for seed in range(20):
         assert not _launch(wait, seed, delay).warnings

@@ -282,3 +282,15 @@ def test_load_that_cute_frees_before_its_wait_is_a_warning():
     assert "tcgen05.ld" in result.warnings[0]
     with pytest.raises(RaceError, match="freed while"):
         launch_named("k", "", tensor_load_wait="explicit")
+
+
+def test_load_without_a_wait_may_have_a_guard():
+    body = """tcgen05.st.sync.aligned.32x32b.x1.b32 [%lane], {%thread};
+    tcgen05.wait::st.sync.aligned;
+    @%yes tcgen05.ld.sync.aligned.32x32b.x1.b32 {%d0}, [%lane];
+    @%no tcgen05.ld.sync.aligned.32x32b.x1.b32 {%d0}, [%lane];
+    mul.wide.u32 %rd2, %thread, 4; add.u64 %rd3, %out, %rd2; st.global.b32 [%rd3], %d0;
+    """
+    out, empty = np.zeros(128, np.uint32), np.zeros(16, np.uint8)
+    launch(kernel(body), out, empty, empty, tensor_load_wait="implicit")
+    assert out.tolist() == list(range(128))

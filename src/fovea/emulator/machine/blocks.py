@@ -322,11 +322,11 @@ class KernelProgram:
             writer.line(f"{indent}w.wait = {name}(w, {mask})")
         else:
             writer.line(f"{indent}{name}(w, {mask})")
-        if mask == "m":
-            self._write_skipped(writer, self._destinations(instruction))
         if self._has_implicit_wait(instruction):
             wait = self.decoding.bind(wait_for_tensor_loads, "wait")
             writer.line(f"{indent}w.wait = {wait}(w)")
+        if mask == "m":
+            self._write_skipped(writer, self._destinations(instruction))
 
     def _write_skipped(self, writer: "_Writer", slots: tuple[int, ...]) -> None:
         if slots:
@@ -372,7 +372,10 @@ class KernelProgram:
             targets = [self.labels[name] for name in self._branch_targets[operand.name]]
             table = self.decoding.bind(tuple(targets), "targets")
             index = instruction.src("index", "u32")
-            writer.line(f"return w.branch_to({table}, {index}, M, {segment.piece.meet})")
+            if mask == "m":
+                writer.line(f"if m is None: return {following}")
+            meet = segment.piece.meet
+            writer.line(f"return w.branch_to({table}, {index}, {mask}, {following}, {meet})")
             return True
         if mask == "m":
             writer.line("if m is not None:")
@@ -391,17 +394,17 @@ class KernelProgram:
     ) -> bool:
         plan = plan_call(instruction, self.signatures)
         indent = ""
-        if mask == "m":
-            writer.line("if m is not None:")
-            indent = "    "
         if plan.builtin is not None:
+            if mask == "m":
+                writer.line("if m is not None:")
+                indent = "    "
             writer.line(f"{indent}{self.decoding.bind(plan.builtin, 'builtin')}(w, {mask})")
             return False
         if mask == "m":
-            raise PtxError("a guarded call of a device function", instruction.line)
+            writer.line(f"if m is None: return {following}")
         copies = [self.decoding.bind(c, "copies") for c in (plan.arguments, plan.results)]
         target = self.labels[plan.label]
-        writer.line(f"return w.call(M, {target}, {following}, {copies[0]}, {copies[1]})")
+        writer.line(f"return w.call({mask}, {target}, {following}, {copies[0]}, {copies[1]})")
         return True
 
 

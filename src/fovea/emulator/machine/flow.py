@@ -77,7 +77,8 @@ def _successors(
         name = _label(last)
         if name not in branch_targets:
             raise PtxError(f"`{last.text}`: {name} is no .branchtargets list", last.line)
-        return list(dict.fromkeys(labels[target] for target in branch_targets[name]))
+        targets = [labels[target] for target in branch_targets[name]]
+        return list(dict.fromkeys(targets if last.guard is None else [*targets, following]))
     if mnemonic in ("ret", "exit", "trap"):
         return [EXIT] if last.guard is None else [EXIT, following]
     return [following]

@@ -13,6 +13,8 @@ _PURE = frozenset(
     """mov selp setp set slct and or xor not cnot lop3 shl shr shf add sub mul mad neg abs min max
     cvt prmt bfe bfi popc clz vote shfl redux match""".split()
 )
+# what reads its first operand
+_READS_FIRST = frozenset(["brx", "bar", "barrier", "tcgen05"])
 
 
 def decisive_registers(body: list[syntax.Statement | syntax.LabelMark]) -> frozenset[str]:
@@ -26,13 +28,14 @@ def decisive_registers(body: list[syntax.Statement | syntax.LabelMark]) -> froze
         first, *others = item.operands or (None,)
         inputs = {register.uid for operand in others for register in registers_of(operand)}  # pyright: ignore[reportArgumentType]
         written = [] if first is None else registers_of(first)
-        if item.opcode.partition(".")[0] in _PURE:
+        mnemonic = item.opcode.partition(".")[0]
+        if mnemonic in _PURE:
             # of a guarded one the old value stays where the guard is false: the guard decides it
             for register in written:
                 sources_of.setdefault(register.uid, set()).update(inputs, guard)
             continue
         waiting += [*inputs, *guard]
-        if isinstance(first, syntax.Memory) or not others:
+        if isinstance(first, syntax.Memory) or not others or mnemonic in _READS_FIRST:
             waiting += [register.uid for register in written]
     found: set[str] = set()
     while waiting:

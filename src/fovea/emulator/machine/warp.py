@@ -337,18 +337,26 @@ class Warp:
             self._arrive(part)
         return DIVERGED
 
-    def branch_to(self, targets: tuple[int, ...], index: Array, mask: Array, meet: int) -> int:
-        """Jump each lane to `targets[index]`; return the common target or DIVERGED."""
-        wanted = index[mask]
+    def branch_to(
+        self, targets: tuple[int, ...], index: Array, taken: Array, following: int, meet: int
+    ) -> int:
+        """Jump the lanes of `taken` to `targets[index]`, the others go on at `following`.
+
+        Returns:
+            The segment that all lanes go to, or DIVERGED.
+        """
+        wanted = index[taken]
         if int(wanted.max()) >= len(targets):
             raise IllegalOperand(
                 f"brx.idx index {int(wanted.max())} of {len(targets)} targets", self.where(None)
             )
         places = np.array(targets)[np.minimum(index, len(targets) - 1)]
+        split = self.current
+        mask = split.mask
+        places = np.where(taken, places, following)
         distinct = sorted(set(places[mask].tolist()))
         if len(distinct) == 1:
             return distinct[0]
-        split = self.current
         record = split.record
         if meet >= 0 and (record is None or record.pc != meet):
             record = Reconvergence(meet, split.mask.copy(), record)
@@ -375,9 +383,14 @@ class Warp:
     def call(
         self, mask: Array, target: int, following: int, arguments: Copies, results: Copies
     ) -> int:
-        """Enter a device function; return its first segment."""
+        """Let the lanes of a mask enter a device function; return its first segment or DIVERGED."""
         self._copy_parameters(mask, arguments)
-        self.current.calls = (*self.current.calls, (following, results))
+        calls = (*self.current.calls, (following, results))
+        if (self.current.mask & ~mask).any():
+            self.diverge(mask, target, following, following)
+            self.splits[-1].calls = calls  # no function starts where the other lanes wait
+            return DIVERGED
+        self.current.calls = calls
         return target
 
     def ret(self, mask: Array, following: int) -> int:
