@@ -47,7 +47,7 @@ def run(text: str, **options: Any) -> None:
         (kernel("", top=".const .b8 g[999999999999999]; "), 4, "const exceed"),
         (kernel("", top=".global .align 3 .b8 g[4]; "), 4, "power of two"),
         (kernel("", top=".global .align 99999999999999 .b8 g[4]; "), 4, "power of two"),
-        (kernel("", top=".global .b32 g[2] = {1,2,3}; "), 4, "3 initial values"),
+        (kernel("", top=".global .b32 g[2] = {1,2,3}; "), 4, "more than 2 initial values"),
         (kernel("", signature=".param .b8 p[99999]"), 4, "parameters exceed 32764"),
         (kernel(".reg .b32 %f; mov.b32 %f, 1e99;"), 6, "float literal"),
         (kernel(".shared .b32 s; .shared .b32 s;"), 6, "declared twice"),

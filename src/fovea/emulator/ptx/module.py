@@ -17,7 +17,7 @@ from fovea.emulator.machine.calls import Signature
 from fovea.emulator.machine.memory import CONST_WINDOW, SHARED_RESERVED_BYTES
 from fovea.emulator.ptx import syntax
 from fovea.emulator.ptx.parser import parse
-from fovea.emulator.ptx.types import numpy_dtype, size_bytes
+from fovea.emulator.ptx.types import size_bytes
 
 TARGETS = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_100a", "sm_100f",
            "sm_101a", "sm_103", "sm_103a", "sm_103f", "sm_110", "sm_110a", "sm_120",
@@ -126,26 +126,19 @@ class Layout:
                 self._initialise(self.global_arrays[variable.name], variable)
 
     def _initialise(self, memory: Array, variable: syntax.Variable) -> None:
-        dtype = numpy_dtype(variable.type)
-        if len(variable.initial) * dtype.itemsize > len(memory):
-            raise PtxError(
-                f"{len(variable.initial)} initial values for the {len(memory)} bytes of "
-                f"{variable.name}",
-                variable.line,
-            )
+        size = size_bytes(variable.type)
         for position, value in enumerate(variable.initial):
             if isinstance(value, syntax.Symbol):
                 space, address = self.variables.get(value.name, ("", 0))
-                if not space:
-                    raise PtxError(f"initial value {value.name} is unknown", variable.line)
-                value = address + value.offset
-            if dtype.kind in "ui":
-                value = int(value) & ((1 << 8 * dtype.itemsize) - 1)
-                cell = np.array(value, np.dtype(f"u{dtype.itemsize}")).view(dtype)
-            else:
-                cell = np.array(value, dtype)
-            start = position * dtype.itemsize
-            memory[start : start + dtype.itemsize] = np.frombuffer(cell.tobytes(), np.uint8)
+                if space not in ("global", "const"):
+                    raise PtxError(
+                        f"initial value {value.name} is no .global or .const variable",
+                        variable.line,
+                    )
+                address += value.offset
+                value = address if value.byte is None else address >> 8 * value.byte & 0xFF
+            raw = (value & (1 << 8 * size) - 1).to_bytes(size, "little")
+            memory[position * size : (position + 1) * size] = np.frombuffer(raw, np.uint8)
 
     def kernel(self, name: str, tensor_load_wait: str = "auto") -> Kernel:
         """Return a kernel, decoding it at the first call.

@@ -14,9 +14,10 @@ from fovea.emulator.errors import PtxError
 from fovea.emulator.ptx import syntax
 from fovea.emulator.ptx.lexer import Token, tokenize
 from fovea.emulator.ptx.scope import Scope
-from fovea.emulator.ptx.types import SPECIAL_REGISTERS
+from fovea.emulator.ptx.types import LANES, SPECIAL_REGISTERS
 
 _PRECEDENCE = (("|",), ("^",), ("&",), ("<<", ">>"), ("+", "-"), ("*", "/", "%"))
+WARP_SIZE = "WARP_SZ"  # the one constant with a name (PTX ISA 4.4)
 _OF_FLOATS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
@@ -96,7 +97,7 @@ class OperandParser:
         if token.text == "_":
             self._next()
             first: syntax.Operand = syntax.Sink()
-        elif token.kind == "word":
+        elif token.kind == "word" and token.text != WARP_SIZE:
             first = self._name(scope)
         else:
             value = self._constant()
@@ -113,8 +114,6 @@ class OperandParser:
         elements = scope.vector(token.text)
         if elements is not None:
             return syntax.Vector(elements)
-        if token.text == "WARP_SZ":
-            return syntax.Immediate(32)
         unique = scope.variable(token.text)
         if unique is None and token.text.startswith("%"):
             if token.text.partition(".")[0] not in SPECIAL_REGISTERS:
@@ -153,7 +152,8 @@ class OperandParser:
             return self._atom()
         value = self._constant(level + 1)
         while self._token.text in _PRECEDENCE[level] and self._token.kind == "punctuation":
-            if level == 0 and self._tokens[self._at + 1].kind == "word":
+            after = self._tokens[self._at + 1]
+            if level == 0 and after.kind == "word" and after.text != WARP_SIZE:
                 break  # `5|%p`: a pair, not an expression
             sign = self._next().text
             right = self._constant(level + 1)
@@ -189,6 +189,8 @@ class OperandParser:
             value = self._constant()
             self._expect(")")
             return value
+        if token.text == WARP_SIZE:
+            return LANES
         if token.kind != "number":
             self._fail(f"expected a constant, got {token.text!r}", token)
         text = token.text

@@ -1,7 +1,8 @@
 """Tokens to syntax tree.
 
-Lives here: the grammar of declarations, statements and operands, with scopes. Not here: which
-opcodes exist (`isa/`). Invariant: labels, registers and variables in the tree are unique names.
+Lives here: the grammar of the module, functions and statements, with scopes. Not here: declarations
+(`declarations.py`), operands (`operands.py`), which opcodes exist (`isa/`). Invariant: labels,
+registers and variables in the tree are unique names.
 """
 
 import re
@@ -9,19 +10,16 @@ import re
 from fovea.emulator.arguments import shown
 from fovea.emulator.errors import PtxError, UnsupportedForm
 from fovea.emulator.ptx import syntax
-from fovea.emulator.ptx.operands import OperandParser
+from fovea.emulator.ptx.declarations import SPACES, DeclarationParser
 from fovea.emulator.ptx.scope import Scope
-from fovea.emulator.ptx.types import REGISTER_TYPES, is_scalar_type, size_bytes
 from fovea.errors import invalid
 
-_SPACES = ("reg", "shared", "global", "const", "local", "param", "sreg")
 _LINKAGE = (".extern", ".visible", ".weak", ".common")
 _PERFORMANCE = (".pragma",
                 ".maxntid", ".reqntid", ".minnctapersm", ".maxnctapersm", ".maxnreg", ".noreturn",
                 ".explicitcluster", ".reqnctapercluster", ".maxclusterrank", ".blocksareclusters",
                 ".unique", ".abi_preserve", ".abi_preserve_control")  # fmt: skip
 _TEXT_LIMIT = 160
-_ALIGN_LIMIT = 1 << 20  # far more than any compiler asks for; addresses here keep to it
 
 
 def parse(text: str) -> syntax.ModuleSyntax:
@@ -40,14 +38,11 @@ def parse(text: str) -> syntax.ModuleSyntax:
         raise PtxError("the text is nested too deeply", parser.line) from None
 
 
-class _Parser(OperandParser):
+class _Parser(DeclarationParser):
     def __init__(self, text: str):
         super().__init__(text)
-        self._module = syntax.ModuleSyntax()
         self._scopes = 0
         self._globals = Scope(0, None)
-        self._function: syntax.Function | None = None
-        self._is_entry_signature = False
         self._used_bytes: int | None = None  # of a pragma that stands before the next instruction
         self._pending: list[Scope] = []  # the scope of each item of the body, for labels
         self._target_scopes: dict[str, Scope] = {}
@@ -102,7 +97,7 @@ class _Parser(OperandParser):
             linkage.add(self._next().text)
         if self._token.text in (".entry", ".func"):
             self._parse_function(is_extern=".extern" in linkage)
-        elif self._token.text[1:] in _SPACES and self._token.kind == "directive":
+        elif self._token.text[1:] in SPACES and self._token.kind == "directive":
             for variable in self._declaration(self._globals, is_extern=".extern" in linkage):
                 self._module.variables.append(variable)
         else:
@@ -169,125 +164,6 @@ class _Parser(OperandParser):
                 self._expect(",")
         return found
 
-    def _attribute(self) -> None:
-        self._next()
-        if self._accept("("):
-            while not self._accept(")"):
-                self._next()
-
-    # --- declarations -----------------------------------------------------------------------
-
-    def _declaration(
-        self, scope: Scope, is_extern: bool, is_parameter: bool = False
-    ) -> list[syntax.Variable]:
-        """Parse `.space [.align n] .type name ...`; the `;` is eaten unless it is a parameter."""
-        token = self._next()
-        space = token.text[1:]
-        align, ptx_type, lanes, is_pointer = 0, "", 1, False
-        while self._token.kind == "directive":
-            word = self._next().text[1:]
-            if word == "align":
-                # `.ptr .align n` speaks of what the pointer points to (PTX ISA 4.5.2.2)
-                value = self._natural()
-                if value <= 0 or value & (value - 1) or value > _ALIGN_LIMIT:
-                    self._fail(f".align {value} must be a power of two up to {_ALIGN_LIMIT}", token)
-                align = align if is_pointer else value
-            elif word in ("v2", "v4", "v8"):
-                lanes = int(word[1:])
-            elif word == "attribute":
-                self._at -= 1
-                self._attribute()
-            elif word == "ptr":
-                is_pointer = True
-            elif word in _SPACES:
-                continue
-            elif is_scalar_type(word):
-                ptx_type = word
-            elif word in ("texref", "samplerref", "surfref"):
-                self._fail(f".{word} variables are not supported", token)
-            else:
-                self._fail(f"unknown type or attribute .{word}", token)
-        if not ptx_type:
-            self._fail("a declaration needs a type", token)
-        found: list[syntax.Variable] = []
-        while True:
-            if space == "reg":
-                self._register(scope, ptx_type, lanes)
-            else:
-                found.append(self._variable(scope, space, ptx_type, lanes, align, is_extern))
-            if is_parameter or not self._accept(","):
-                break
-        if not is_parameter:
-            self._expect(";")
-        return found
-
-    def _register(self, scope: Scope, ptx_type: str, lanes: int) -> None:
-        token = self._next()
-        is_vector = lanes > 1
-        if ptx_type not in REGISTER_TYPES or (is_vector and ptx_type == "pred"):
-            self._fail(f"no register can have type .{ptx_type} x {lanes}", token)
-        if is_vector and lanes * size_bytes(ptx_type) > 16:
-            self._fail(f"a vector of {lanes} .{ptx_type} exceeds 128 bits", token)
-        count = None
-        if self._accept("<"):
-            count = self._natural()
-            self._expect(">")
-        scope.declare(token.text, ptx_type, count, token.line, lanes)
-
-    def _variable(
-        self, scope: Scope, space: str, ptx_type: str, lanes: int, align: int, is_extern: bool
-    ) -> syntax.Variable:
-        token = self._next()
-        if token.kind != "word":
-            self._fail(f"expected a variable name, got {token.text!r}", token)
-        count: int | None = lanes
-        while self._accept("["):
-            if self._accept("]"):
-                count = None
-                continue
-            size = self._constant()
-            if not isinstance(size, int) or size < 0:
-                self._fail("an array size must be a non-negative integer", token)
-            count = size if count is None else count * size
-            self._expect("]")
-        unique = token.text if scope.outer is None else f"{scope.number}:{token.text}"
-        if space == "param" and self._is_entry_signature:
-            unique = token.text
-        if token.text in scope.variables and not is_extern:
-            self._fail(f"variable {token.text} is declared twice in one scope", token)
-        scope.variables[token.text] = unique
-        initial: tuple[int | float | syntax.Symbol, ...] = ()
-        if self._accept("="):
-            initial = self._initial_values(scope)
-            if count is None:
-                count = len(initial)
-        align = align or size_bytes(ptx_type) * lanes
-        variable = syntax.Variable(
-            space, ptx_type, unique, align, count, initial, token.line, is_extern
-        )
-        if self._function is not None and scope.outer is not None:
-            self._function.variables.append(variable)
-        return variable
-
-    def _initial_values(self, scope: Scope) -> tuple[int | float | syntax.Symbol, ...]:
-        if self._accept("{"):
-            values: list[int | float | syntax.Symbol] = []
-            while not self._accept("}"):
-                values += self._initial_values(scope)
-                if self._token.text != "}":
-                    self._expect(",")
-            return tuple(values)
-        if self._token.kind == "word":
-            name = self._next().text
-            if name == "generic":
-                self._expect("(")
-                name = self._next().text
-                self._expect(")")
-            offset = self._integer() if self._accept("+") else 0
-            return (syntax.Symbol(scope.variable(name) or name, offset),)
-        value = self._constant()
-        return (value.value if isinstance(value, syntax.Immediate) else value,)
-
     # --- statements -------------------------------------------------------------------------
 
     def _block(self, scope: Scope) -> None:
@@ -306,7 +182,7 @@ class _Parser(OperandParser):
                         self._next()
                 elif token.text == ".section":
                     self._skip_section()
-                elif token.text[1:] in _SPACES:
+                elif token.text[1:] in SPACES:
                     self._declaration(scope, is_extern=False)
                 else:
                     self._fail(f"unexpected directive {token.text}", token)

@@ -35,10 +35,15 @@ class Immediate:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """The address of a variable, parameter or function plus a byte offset."""
+    """The address of a variable, parameter or function plus a byte offset.
+
+    Attributes:
+        byte: which byte of the address an initial value is (None: the whole address).
+    """
 
     name: str
     offset: int = 0
+    byte: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +135,9 @@ class LabelMark:
     line: int
 
 
+Initial = int | Symbol  # the bits of an element, or an address in it
+
+
 @dataclass(frozen=True, slots=True)
 class Variable:
     """A variable or parameter declaration of a state space."""
@@ -139,7 +147,7 @@ class Variable:
     name: str
     align: int
     count: int | None  # None: unsized (`extern .shared x[]`)
-    initial: tuple[int | float | Symbol, ...] = ()
+    initial: tuple[Initial, ...] = ()  # of the first elements; the others are zero
     line: int = 0
     is_extern: bool = False
 
