@@ -1,7 +1,9 @@
 """Extended-precision integer arithmetic: add.cc, addc, sub.cc, subc, mad.cc, madc.
 
 Lives here: instructions that read or write the carry flag. Invariant: the flag is 32 lanes of the
-warp; only these instructions touch it. Source: PTX ISA 9.7.2.
+warp; only these instructions touch it. A subtraction adds the complement of b and a carry of 1, so
+its flag is set where nothing is borrowed, which an addc or madc after it sees (nvcc's division of
+128-bit integers counts on that). Source: PTX ISA 9.7.2; the sense of the flag: an H200.
 """
 
 from collections.abc import Callable
@@ -70,8 +72,14 @@ def add_carry(ins: Instruction) -> Decoded:
 @instruction("sub.cc.type d, a, b", "subc{.cc}.type d, a, b", source="PTX ISA 9.7.2.3-4",
              evidence="manual-only", type=_TYPES)  # fmt: skip
 def sub_borrow(ins: Instruction) -> Decoded:
-    """d = a - b (- borrow); `.cc` sets the borrow."""
-    return _extended(ins, "a b", lambda a, b, c: a - b - c, ins.opcode.startswith("subc"))
+    """d = a - b (- borrow, where the carry is 0); `.cc` sets the carry where nothing is borrowed."""
+    full = (1 << int(ins["type"][1:])) - 1
+    has_carry_in = ins.opcode.startswith("subc")
+
+    def combine(a: int, b: int, carry: int) -> int:
+        return a + (full - b) + (carry if has_carry_in else 1)
+
+    return _extended(ins, "a b", combine, has_carry_in)
 
 
 @instruction(
