@@ -72,7 +72,7 @@ def add_carry(ins: Instruction) -> Decoded:
 @instruction("sub.cc.type d, a, b", "subc{.cc}.type d, a, b", source="PTX ISA 9.7.2.3-4",
              evidence="manual-only", type=_TYPES)  # fmt: skip
 def sub_borrow(ins: Instruction) -> Decoded:
-    """d = a - b (- borrow, where the carry is 0); `.cc` sets the carry where nothing is borrowed."""
+    """d = a - b (- 1 where the carry is 0); `.cc` sets the carry where nothing is borrowed."""
     full = (1 << int(ins["type"][1:])) - 1
     has_carry_in = ins.opcode.startswith("subc")
 

@@ -49,6 +49,21 @@ class Form:
         """Return the bound qualifiers if the opcode has this form, else None."""
         return _match(self.parts, qualifiers)
 
+    def reorder(self, qualifiers: tuple[str, ...]) -> tuple[str, ...] | None:
+        """Return the qualifiers in the form's order, if they are its own in another one.
+
+        ptxas takes them in any order, but for those that belong to the mnemonic, and for state
+        spaces, types and layouts, whose order says which operand they speak of.
+        """
+        if self.mnemonic in _STRICT:
+            return None
+        count = next((n for n, part in enumerate(self.parts) if not _is_word(part)), 0)
+        head, rest = self.parts[:count], qualifiers[count:]
+        if _match(head, qualifiers[:count]) is None:
+            return None
+        ordered = _reorder(self.parts[count:], rest)
+        return None if ordered is None else (*qualifiers[:count], *ordered)
+
     def bind(self, count: int, modifiers: Modifiers) -> tuple[str, ...] | None:
         """Return the operand names for `count` operands, or None if the count does not fit."""
         names = list(self.operands)
@@ -108,6 +123,51 @@ def _match(parts: tuple[_Part, ...], qualifiers: tuple[str, ...]) -> Modifiers |
                 bound.setdefault(left_out.name, "" if left_out.values is not None else False)
             return bound
     return None
+
+
+# parts of a mnemonic that are written as qualifiers, and instructions that keep the manual's order
+_WORDS = frozenset(
+    """async bulk tensor reduce commit_group wait_group wait_all proxy to idx lo hi wide l r init
+    inval arrive arrive_drop expect_tx complete_tx test_wait try_wait parity
+    pending_count""".split()
+)
+_STRICT = ("mma", "wmma", "wgmma", "tcgen05", "bar", "barrier", "tensormap", "clusterlaunchcontrol",
+           "createpolicy", "multimem")  # fmt: skip
+_LAYOUTS = ("row", "col")
+_TYPE = re.compile(r"(tf|bf|ue|[busfe])\d+(m\d+)?(x\d+)?|s2f6x2|pred")
+_SPACES = ("global", "shared", "local", "const", "param")
+
+
+def _group(qualifier: str) -> str:
+    """Return what kind of qualifier keeps its order: "" for one that may stand anywhere."""
+    if qualifier in _LAYOUTS:
+        return "layout"
+    if qualifier.partition("::")[0] in _SPACES:
+        return "space"
+    return "type" if _TYPE.fullmatch(qualifier) else ""
+
+
+def _is_word(part: _Part) -> bool:
+    return part.values <= _WORDS if part.values is not None else part.name in _WORDS
+
+
+def _reorder(parts: tuple[_Part, ...], qualifiers: tuple[str, ...]) -> tuple[str, ...] | None:
+    if not parts:
+        return None if qualifiers else ()
+    part = parts[0]
+    passed: set[str] = set()
+    for position, head in enumerate(qualifiers):
+        group = _group(head)
+        if group in passed:
+            continue
+        if group:
+            passed.add(group)
+        if head in part.values if part.values is not None else head == part.name:
+            others = (*qualifiers[:position], *qualifiers[position + 1 :])
+            found = _reorder(parts[1:], others)
+            if found is not None:
+                return (head, *found)
+    return _reorder(parts[part.optional :], qualifiers) if part.optional else None
 
 
 def parse_form(notation: str, sets: Mapping[str, str]) -> Form:

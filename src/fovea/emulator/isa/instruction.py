@@ -171,12 +171,11 @@ class Instruction:
         self,
         statement: syntax.Statement,
         program: Program,
-        found: tuple[Entry, Modifiers, tuple[str, ...]],
+        found: tuple[Entry, Modifiers, tuple[str, ...], str],
         index: int,
     ):
-        self.entry, self.mods, names = found
+        self.entry, self.mods, names, self.opcode = found
         self.program = program
-        self.opcode = statement.opcode
         self.line = statement.line
         self.text = statement.text
         self.guard = statement.guard

@@ -8,7 +8,7 @@ matches no form raises `UnsupportedForm`; there is no default.
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
-from itertools import takewhile
+from typing import NamedTuple
 
 from fovea.emulator.errors import UnsupportedForm
 from fovea.emulator.isa.forms import Decoder, Entry, Modifiers, parse_form
@@ -72,46 +72,42 @@ def entries() -> Iterator[Entry]:
         yield from _ENTRIES[mnemonic]
 
 
-# ptxas takes these at the head of `atom` and `red` in any order, and Triton writes the space first
-_ATOMIC_SETS = (
-    ("relaxed", "acquire", "release", "acq_rel"),
-    ("cta", "cluster", "gpu", "sys"),
-    ("global", "shared", "shared::cta", "shared::cluster"),
-)
+class Found(NamedTuple):
+    """What an opcode means: its form, with the qualifiers and operands bound."""
+
+    entry: Entry
+    modifiers: Modifiers
+    names: tuple[str, ...]
+    opcode: str  # its qualifiers in the form's order
 
 
-def _in_order(qualifiers: list[str]) -> list[str]:
-    """Return an atomic's qualifiers with order, scope and space as the manual has them."""
-    ranks = {value: rank for rank, values in enumerate(_ATOMIC_SETS) for value in values}
-    head = [*takewhile(ranks.__contains__, qualifiers)]
-    return sorted(head, key=ranks.__getitem__) + qualifiers[len(head) :]
-
-
-def find(
-    opcode: str, operand_count: int, line: int, target: str
-) -> tuple[Entry, Modifiers, tuple[str, ...]]:
-    """Return the entry, bound qualifiers and operand names for an opcode as written.
+def find(opcode: str, operand_count: int, line: int, target: str) -> Found:
+    """Return what an opcode as written means.
 
     Raises:
         UnsupportedForm: no registered form matches; the message lists the nearest ones.
     """
     load_families()
     mnemonic, *qualifiers = opcode.split(".")
-    if mnemonic in ("atom", "red"):
-        qualifiers = _in_order(qualifiers)
     candidates = _ENTRIES.get(mnemonic, [])
     wrong_count = wrong_target = ""
-    for entry in candidates:
-        modifiers = entry.form.match(tuple(qualifiers))
-        if modifiers is None:
-            continue
-        names = entry.form.bind(operand_count, modifiers)
-        if names is None:
-            wrong_count = entry.form.notation
-        elif not entry.exists_on(target):
-            wrong_target = entry.targets
-        else:
-            return entry, modifiers, names
+    for is_reordered in (False, True):
+        for entry in candidates:
+            ordered = tuple(qualifiers)
+            if is_reordered:
+                ordered = entry.form.reorder(ordered) or ()
+            modifiers = entry.form.match(ordered)
+            if modifiers is None or len(ordered) != len(qualifiers):
+                continue
+            names = entry.form.bind(operand_count, modifiers)
+            if names is None:
+                wrong_count = entry.form.notation
+            elif not entry.exists_on(target):
+                wrong_target = entry.targets
+            else:
+                return Found(entry, modifiers, names, ".".join((mnemonic, *ordered)))
+        if wrong_count or wrong_target:
+            break
     if wrong_target:
         reason = f"exists on {wrong_target} only, the module's target is {target}"
         raise UnsupportedForm(f"`{opcode}` {reason}; correct its .target.", line, opcode)
