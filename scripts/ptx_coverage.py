@@ -40,7 +40,7 @@ def recorded_forms() -> set[int]:
         tree = parse(text)
         for item in tree.functions["case"].body:
             if isinstance(item, Statement):
-                entry, _, _ = find(item.opcode, len(item.operands), item.line, tree.target)
+                entry = find(item.opcode, len(item.operands), item.line, tree.target).entry
                 found.add(id(entry))
     return found
 
