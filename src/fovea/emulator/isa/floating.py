@@ -182,14 +182,19 @@ def choose_f32(is_max: bool, keeps_nan: bool) -> Callable[[Array, Array], Array]
 @instruction("min{.ftz}{.NaN}{.xorsign.abs}.f32 d, a, b",
              "max{.ftz}{.NaN}{.xorsign.abs}.f32 d, a, b", source="PTX ISA 9.7.3.11-12",
              evidence="manual-only")  # fmt: skip
-@instruction("min{.ftz}{.NaN}.f32 d, a, b, c", "max{.ftz}{.NaN}.f32 d, a, b, c",
+@instruction("min{.ftz}{.NaN}{.abs}.f32 d, a, b, c", "max{.ftz}{.NaN}{.abs}.f32 d, a, b, c",
              source="PTX ISA 9.7.3.11-12", evidence="manual-only", targets="sm_100+")  # fmt: skip
 def minimum_maximum(ins: Instruction) -> Inline:
-    """d = min or max; three operands on sm_100."""
+    """d = min or max; three operands, with `.abs` their magnitudes, on sm_100."""
     pair = choose_f32(ins.opcode.startswith("max"), ins.has("NaN"))
     function = _with_xor_of_signs(pair) if ins.has("xorsign") else pair
     if "c" in ins.operands:
-        return apply(ins, _finish(ins, lambda a, b, c: function(function(a, b), c)), "a b c", "f32")
+        magnitude = np.abs if ins.has("abs") else np.asarray
+
+        def of_three(a: Array, b: Array, c: Array) -> Array:
+            return function(function(magnitude(a), magnitude(b)), magnitude(c))
+
+        return apply(ins, _finish(ins, of_three), "a b c", "f32")
     return apply(ins, _finish(ins, function), "a b", "f32")
 
 

@@ -6,6 +6,7 @@ has no NaN gets its largest value for one.
 Source: PTX ISA 9.7.9.21.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -131,12 +132,28 @@ def cvt_fp4_pair_to_half(ins: Instruction) -> Inline:
     return ins.assign("d", f"{name}({ins.src('a', 'b8')})", "b32")
 
 
-def _exponent(value: Array, *, up: bool) -> Array:
-    """Return the ue8m0 codes of |value|."""
-    pattern = value.view(np.uint32) & np.uint32(0x7FFFFFFF)
-    exponent = (pattern >> 23).astype(np.int64)
-    exponent += up & ((pattern & 0x7FFFFF) != 0)
-    return np.where(np.isnan(value), 255, np.clip(exponent, 0, 254)).astype(np.uint16)
+_INFINITY, _SMALLEST = 0x7F800000, 0x00400000  # as float32; code 0 is 2^-127
+
+
+def _exponent(ins: Instruction) -> Callable[[Array], Array]:
+    """Return the function from float32 to the ue8m0 codes of magnitudes.
+
+    Infinity and what is rounded up beyond 2^127 are 255, which is NaN, or with `.satfinite` 254.
+    Source: the function that stands for these instructions in `cuda_fp8.hpp` of CUDA 13.0.
+    """
+    is_up, is_saturating = ins["rnd"] == "rp", ins.has("satfinite")
+
+    def function(value: Array) -> Array:
+        pattern = value.view(np.uint32) & np.uint32(0x7FFFFFFF)
+        code = (pattern >> 23).astype(np.uint16)
+        if is_up:
+            is_between = (pattern & 0x7FFFFF != 0) & (pattern > _SMALLEST)
+            code += is_between & (pattern < _INFINITY)
+        if is_saturating:
+            code[(code == 255) & (pattern <= _INFINITY)] = 254
+        return code
+
+    return function
 
 
 @instruction("cvt.rnd{.satfinite}.ue8m0x2.f32 d, a, b", source="PTX ISA 9.7.9.21",
@@ -144,10 +161,10 @@ def _exponent(value: Array, *, up: bool) -> Array:
              evidence="manual-only", rnd="rz rp")  # fmt: skip
 def cvt_to_ue8m0(ins: Instruction) -> Inline:
     """d = exponents of |a| (high byte) and |b|."""
-    up = ins["rnd"] == "rp"
+    exponent = _exponent(ins)
 
     def function(a: Array, b: Array) -> Array:
-        return _exponent(a, up=up) << np.uint16(8) | _exponent(b, up=up)
+        return exponent(a) << np.uint16(8) | exponent(b)
 
     name = ins.program.bind_function(function, "cvt")
     return ins.assign("d", f"{name}({ins.src('a', 'f32')}, {ins.src('b', 'f32')})", "b16")
@@ -158,10 +175,10 @@ def cvt_to_ue8m0(ins: Instruction) -> Inline:
              evidence="manual-only", rnd="rz rp")  # fmt: skip
 def cvt_bf16_to_ue8m0(ins: Instruction) -> Inline:
     """d = exponents of the magnitudes of two bf16 values."""
-    up = ins["rnd"] == "rp"
+    exponent = _exponent(ins)
 
     def function(a: Array) -> Array:
-        codes = _exponent(fp.bf16_to_f32(a.view(np.uint16)), up=up).astype(np.uint8)
+        codes = exponent(fp.bf16_to_f32(a.view(np.uint16))).astype(np.uint8)
         return codes.view(np.uint16)
 
     name = ins.program.bind(function, "cvt")
