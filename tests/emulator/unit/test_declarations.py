@@ -69,7 +69,10 @@ def test_initial_addresses_and_their_bytes_are_those_of_the_variable():
         (".global .f16 A=1.5;", "declare it .b16"),
         (".global .u64 A=s;", "no .global or .const variable"),
         (".global .u64 A=later; .global .u32 later;", "no variable declared before"),
-        (".global .u64 A=f;", "f is a function"),
+        (".reg .u32 A;", "a .reg variable stands in a function"),
+        (".local .u32 A;", "a .local variable stands in a function"),
+        (".param .u32 A;", "a .param variable stands in a function"),
+        (".global .u32 A;;", "unexpected ';'"),
         (".global .b64 A=g;", "an address is no .b64"),
         (".global .u8 A=0x1ff(g);", "mask 0x1ff"),
         (".global .u32 A[2][2]={{1},{3,4}};", "incomplete row: .* ptxas puts them in it"),
@@ -98,3 +101,10 @@ def test_variables_of_a_function_may_be_global_and_constant():
     module = emulator.load_ptx(f"{HEAD}.visible .entry k(.param .u64 o) {{ {body} ret; }}")
     module.launch("k", 1, 1, args=[out])
     assert out[0] == 9
+
+
+def test_table_of_functions_is_no_obstacle_to_kernels_that_do_not_call_through_it():
+    layout = load(".global .u64 A[2] = {0, f};")._layout
+    values = layout.global_arrays["A"].view(np.uint64).tolist()
+    assert values[0] == 0 != values[1]
+    assert layout.kernel("k").name == "k"

@@ -89,3 +89,105 @@ def test_register_declared_twice_is_an_error_with_its_line(twice: str) -> None:
     with pytest.raises(emulator.PtxError, match="declared twice") as info:
         emulator.load_ptx(kernel("", twice))
     assert info.value.line == 6
+
+
+def run(body: str, top: str = "", block: int = 1) -> list[int]:
+    """Return the words that a kernel stored; `%p` is their address, `%a` to `%d` are registers."""
+    out = np.zeros(8, np.uint32)
+    registers = ".reg .b64 %p; .reg .b32 %a, %b, %c, %d; ld.param.u64 %p, [out];"
+    text = kernel(".param .u64 out", f"{registers}\n{body}").replace(HEAD, HEAD + top)
+    emulator.load_ptx(text).launch("k", 1, block, args=[out])
+    return out.tolist()
+
+
+@pytest.mark.parametrize(
+    "debug",
+    [
+        ".loc 1 2 3",
+        ".loc\t1 2\n3",
+        ".loc 1 4 0, function_name $L__info_string0, inlined_at 1 2 3",
+        ".loc 1 4 0, function_name F + 12, inlined_at 1 2 3",
+        '# 4 "x.cu"\n',
+        '#4 "x.cu" 2 3\n',
+    ],
+)
+def test_what_follows_debug_information_on_its_line_is_read(debug: str) -> None:
+    body = f"mov.u32 %a, 1; {debug} mov.u32 %a, 2; st.global.u32 [%p], %a;"
+    assert run(body)[0] == 2
+    with pytest.raises(emulator.PtxError) as info:
+        run(f"{debug} nonsense %a;\n")
+    assert info.value.line == 7 + debug.count("\n")
+
+
+@pytest.mark.parametrize("text", [";", "{;}", "mov.u32 %a, 1;;", "{ };", ".loc 1 2 3;", ".loc 1 2",
+                                  "#line 5", "# 1", '# "x.cu"'])  # fmt: skip
+def test_statement_of_nothing_and_unfinished_debug_information_are_errors(text: str) -> None:
+    with pytest.raises(emulator.PtxError) as info:
+        run(text)
+    assert info.value.line in (7, 8)
+
+
+def test_list_of_targets_may_number_its_labels() -> None:
+    body = """mov.u32 %a, 2; T: .branchtargets A<2>, B; brx.idx %a, T;
+    A0: A1: mov.u32 %b, 5; bra E; B: mov.u32 %b, 6; E: st.global.u32 [%p], %b;"""
+    assert run(body)[0] == 6
+    with pytest.raises(emulator.PtxError, match="no label A2") as info:
+        run("A0: A1: mov.u32 %a, 1;\nT: .branchtargets A<3>;")
+    assert info.value.line == 8
+
+
+def test_list_of_call_targets_belongs_to_the_indirect_call() -> None:
+    top = ".func f() { ret; }\n"
+    assert run("T: .calltargets f; mov.u32 %a, 4; st.global.u32 [%p], %a;", top)[0] == 4
+    with pytest.raises(emulator.UnsupportedForm, match="indirect call"):
+        run("T: .calltargets f; call %p, T;", top)
+
+
+def test_element_of_an_array_is_an_address_that_counts_elements() -> None:
+    top = ".global .u32 A[4]={5,6}; .shared .align 8 .u32 s[4];\n"
+    body = """ld.global.u32 %a, A[1]; st.shared.u32 s[1+1], %a; mov.u32 %b, s[2];
+    ld.shared.u32 %b, [%b]; ld.shared.u32 %c, [s+8]; add.u32 %c, %c, %b; st.global.u32 [%p], %c;"""
+    assert run(body, top)[0] == 12
+    for wrong in ("ld.shared.u32 %a, z[1];", "ld.shared.u32 %a, s[%a];", "add.u32 %a, %a, s[1];",
+                  "ld.shared.u32 %a, s;", "ld.shared.u32 %a, w[0];"):  # fmt: skip
+        with pytest.raises(emulator.PtxError):
+            run(wrong, top + ".shared .u32 z; .shared .v2 .u32 w[2];")
+
+
+@pytest.mark.parametrize(
+    ("body", "values"),
+    [
+        ("mov.v4.u32 {%a, %b, %c, %d}, %ntid; st.global.v4.u32 [%p], {%a, %b, %c, %d};", [1] * 3),
+        ("mov.v4.u32 {_, %b, _, %d}, %nctaid; st.global.v2.u32 [%p], {%b, %d};", [1, 0]),
+        ("mov.u32 %a, 5; mov.u32 %b, 7; mov.v2.b32 {%a, %b}, {%b, %a};"
+         "st.global.v2.u32 [%p], {%a, %b};", [7, 5]),
+        (".reg .v2 .f32 v, w; mov.v2.f32 v, {0f3f800000, 2.0}; mov.v2.f32 w, v;"
+         "st.global.v2.f32 [%p], w;", [0x3F800000, 0x40000000]),
+        ("mov.u32 %a, %tid.w; add.u32 %a, %a, 3; st.global.u32 [%p], %a;", [3]),
+        ("mov.u32 %a, %reserved_smem_offset_1; st.global.u32 [%p], %a;", [0]),
+        (".reg .b64 %g; mov.u64 %g, %current_graph_exec; st.global.u64 [%p], %g;", [0]),
+    ],
+)  # fmt: skip
+def test_vectors_move_whole(body: str, values: list[int]) -> None:
+    assert run(body)[: len(values)] == values
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("mov.v2.u32 {%a, %b}, %tid;", "name a component"),
+        ("mov.v2.u32 {%a, %b}, {%a, %b, %c};", "must be vectors of 2"),
+        ("mov.v4.u64 {%p, %p, %p, %p}, {%p, %p, %p, %p};", "exceeds 128 bits"),
+        ("mov.u32 %a, %laneid.x;", "has no component"),
+        ("mov.u32 %a, %tid.q;", "has a component x, y, z or w"),
+        ("mov.u32 %a, %envreg3;", "%envreg3 is not implemented"),
+        ("mov.u32 %a, %pm0;", "%pm0 is not implemented"),
+        ("mov.u32 %a, %envreg32;", "not declared"),
+        (".shared .u32 s; ld.global.u32 %a, [s];", "s is a .shared variable"),
+    ],
+)
+def test_wrong_move_is_an_error_with_its_line(statement: str, message: str) -> None:
+    with pytest.raises(emulator.PtxError, match=message) as info:
+        run(statement)
+    assert info.value.line == 7
+    assert "1:" not in str(info.value)

@@ -349,7 +349,10 @@ class Instruction:
     def variable(self, name: str) -> tuple[str, int]:
         """Return (state space, address) of a variable."""
         if name not in self.program.variables:
-            raise self.error(f"{name} is no variable (addresses of functions are not implemented)")
+            written = name.rpartition(":")[2]
+            raise self.error(
+                f"{written} is no variable (addresses of functions are not implemented)"
+            )
         return self.program.variables[name]
 
     # --- inline source --------------------------------------------------------------------
@@ -425,6 +428,8 @@ def _bind_operands(
     for name, operand in zip(names, statement.operands, strict=True):
         if name.startswith("["):
             parts = [part.strip() for part in name[1:-1].split(",")]
+            if isinstance(operand, syntax.Symbol) and operand.is_element:
+                operand = syntax.Memory(syntax.Symbol(operand.name), operand.offset)
             if not isinstance(operand, syntax.Memory):
                 raise PtxError(
                     f"`{statement.text}`: operand {name} must be in brackets", statement.line

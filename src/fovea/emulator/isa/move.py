@@ -55,6 +55,31 @@ def mov(ins: Instruction) -> Inline:
     return ins.assign("d", ins.src("a", t), t)
 
 
+@instruction("mov.vec.type d, a", source="PTX ISA 6.4.3", evidence="manual-only", vec="v2 v4",
+             type="b16 u16 s16 b32 u32 s32 f32 b64 u64 s64 f64")  # fmt: skip
+def mov_vector(ins: Instruction) -> Inline:
+    """d = a, element by element; a may be a special register of four, such as %tid."""
+    count, t = int(ins["vec"][1]), ins["type"]
+    if count * size_bytes(t) > 16:
+        raise ins.error(f"a vector of {count} .{t} exceeds 128 bits")
+    source, targets = ins.operands["a"], ins.items("d")
+    items = ins.items("a")
+    if isinstance(source, syntax.SpecialRegister):
+        items = tuple(syntax.SpecialRegister(f"{source.name}.{c}") for c in "xyzw"[:count])
+    if len(items) != count or len(targets) != count:
+        raise ins.error(f"both sides must be vectors of {count}")
+    results: tuple[tuple[int, str], ...] = ()
+    for position, (target, item) in enumerate(zip(targets, items)):
+        for register in registers_of(item):
+            slots = {ins.slot(register).index for register in registers_of(target)}
+            ins.program.moves.setdefault(ins.slot(register).index, set()).update(slots)
+        ins.operands[f"d{position}"] = target
+        results += ins.result(f"d{position}", f"v{position}", t)
+        del ins.operands[f"d{position}"]
+    # all elements are read before one is written: `mov.v2.u32 {a, b}, {b, a}`
+    return Inline(results, tuple(f"v{n} = {ins.src_operand(a, t)}" for n, a in enumerate(items)))
+
+
 def _element_type(ins: Instruction, vector: syntax.Vector, ptx_type: str) -> str:
     size, count = size_bytes(ptx_type), len(vector.items)
     if size % count or size // count not in (1, 2, 4, 8):

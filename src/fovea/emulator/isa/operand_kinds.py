@@ -9,8 +9,10 @@ Source: PTX ISA 4.5 (types of constants), 6.4 (operands), 7.1.1 (addresses), 10 
 
 from collections.abc import Collection, Mapping
 
+from fovea.emulator.errors import UnsupportedForm
 from fovea.emulator.isa.instruction import Instruction
 from fovea.emulator.ptx import syntax
+from fovea.emulator.ptx.types import OPAQUE_REGISTERS
 
 # A constant has a type of its own: an integer agrees with integers and bits of every size, a
 # decimal is an `.f64` that narrows to `.f32`, `0f...` an `.f32`. None agrees with packed types.
@@ -34,7 +36,7 @@ _NEGATED: Mapping[str, Collection[str]] = {
 _ONE: Mapping[str, Collection[str]] = {"ld": "d", "ldu": "d", "st": "b", "mov": "d"}
 _NAMES = ("mov", "cvta", "mapa", "getctarank")
 
-_WIDE = ("%clock64", "%globaltimer")
+_WIDE = ("%clock64", "%globaltimer", "%current_graph_exec")
 _COORDINATES = ("%tid", "%ntid", "%ctaid", "%nctaid")  # of 16 bits in old texts, still readable so
 _VECTORS = (*_COORDINATES, "%clusterid", "%nclusterid", "%cluster_ctaid", "%cluster_nctaid")
 
@@ -136,6 +138,19 @@ def _check_special(ins: Instruction, wanted: str, special: str) -> None:
     """Check that a special register is read by a mov of its size, or a cvt of integers."""
     mnemonic, *qualifiers = ins.opcode.split(".")
     first, _, component = special.partition(".")
+    if first in OPAQUE_REGISTERS:
+        raise UnsupportedForm(
+            f"`{ins.text}`: the special register {first} is not implemented: what it holds is the "
+            "driver's, or a performance counter",
+            ins.line,
+            ins.opcode,
+        )
+    if component not in ("x", "y", "z", "w") if first in _VECTORS else component:
+        has = "a component x, y, z or w, such as .x" if first in _VECTORS else "no component"
+        if component:
+            raise ins.error(f"{special}: the special register {first} has {has}")
+    if first in _VECTORS and not component and mnemonic == "mov" and "v4" in qualifiers:
+        component = "x"
     if first in _VECTORS and not component:
         raise ins.error(f"{special} is a vector: name a component of it, such as {special}.x")
     if first == "%is_explicit_cluster":
@@ -167,20 +182,21 @@ def _check_special(ins: Instruction, wanted: str, special: str) -> None:
 def _check_name(ins: Instruction, name: str, wanted: str, symbol: syntax.Symbol) -> None:
     """Check a variable's name where a value is needed."""
     mnemonic, *qualifiers = ins.opcode.split(".")
-    is_integer = symbol.offset and wanted in _TAKES_INTEGER | {""}  # ptxas takes it for a constant
+    is_plain = symbol.offset and not symbol.is_element
+    is_integer = is_plain and wanted in _TAKES_INTEGER | {""}  # ptxas takes it for a constant
     if (mnemonic not in _NAMES and not is_integer) or (mnemonic == "cvta" and "to" in qualifiers):
         raise ins.error(
-            f"operand {name} is the name {symbol.name}: move its address into a register first"
+            f"operand {name} is the name {_written(symbol)}: move its address into a register first"
         )
     if mnemonic == "mov" and wanted not in _INTEGERS:
-        raise ins.error(f"the address {symbol.name} is an integer where .{wanted} is needed")
+        raise ins.error(f"the address {_written(symbol)} is an integer where .{wanted} is needed")
     own = _space_of(ins, symbol)
     if mnemonic == "cvta" and own:
         spaces = _spaces(qualifiers)
         if spaces and own not in (spaces[0], _BY_CALLS.get(spaces[0])):
-            raise ins.error(f"{symbol.name} is a .{own} variable, not a .{spaces[0]} one")
+            raise ins.error(f"{_written(symbol)} is a .{own} variable, not a .{spaces[0]} one")
     elif mnemonic in ("mapa", "getctarank") and own not in ("", "shared"):
-        raise ins.error(f"{symbol.name} is a .{own} variable, not a .shared one")
+        raise ins.error(f"{_written(symbol)} is a .{own} variable, not a .shared one")
 
 
 _SPACES = ("global", "shared", "local", "const", "param")
@@ -196,6 +212,11 @@ _SECOND = {"cp": ("a", "src")}
 def _spaces(qualifiers: Collection[str]) -> list[str]:
     heads = [name.partition("::")[0] for name in qualifiers]
     return [head for head in heads if head in _SPACES]
+
+
+def _written(symbol: syntax.Symbol) -> str:
+    """Return the name as the text has it, without its scope."""
+    return symbol.name.rpartition(":")[2]
 
 
 def _space_of(ins: Instruction, symbol: syntax.Symbol) -> str:
@@ -237,7 +258,7 @@ def check_state_space(ins: Instruction, name: str, memory: syntax.Memory) -> Non
     if own not in wanted:
         allowed = " or ".join(f".{space}" for space in wanted if space)
         raise ins.error(
-            f"{base.name} is {_a_variable(own)}, the address must be of {allowed}; name the "
+            f"{_written(base)} is {_a_variable(own)}, the address must be of {allowed}; name the "
             "variable's space in the opcode"
         )
 

@@ -125,7 +125,7 @@ def _check_registers(ins: Instruction, name: str, wanted: str, operand: syntax.O
     elif isinstance(operand, syntax.Vector):
         registers = tuple(item for item in operand.items if isinstance(item, syntax.Register))
         mnemonic = ins.opcode.partition(".")[0]
-        if mnemonic == "mov":
+        if mnemonic == "mov" and not ins.has("vec"):
             wanted = f"b{8 * _size(wanted) // len(operand.items)}"
         elif name == "e1":
             wanted = "u32"  # the mask of disabled output lanes, where no input-d predicate stands

@@ -292,6 +292,8 @@ def special_register(warp: Warp, name: str) -> tuple[Array, bool]:
         PtxError: the emulator does not know the register.
     """
     head, _, component = name.partition(".")
+    if component == "w":
+        return np.zeros(LANES, np.uint32), True
     if component in ("x", "y", "z"):
         value = _vector_register(warp, head, "xyz".index(component))
         if value is not None:
@@ -353,6 +355,10 @@ def _scalar_register(warp: Warp, name: str) -> int | None:
         "%total_smem_size": machine.shared_bytes,
         "%aggr_smem_size": machine.shared_bytes + SHARED_RESERVED_BYTES,
         "%reserved_smem_offset_begin": 0,
+        # 0 on an H200; what the library of a kernel keeps there starts at the beginning
+        "%reserved_smem_offset_0": 0,
+        "%reserved_smem_offset_1": 0,
+        "%current_graph_exec": 0,  # no graph runs
         "%reserved_smem_offset_end": SHARED_RESERVED_BYTES,
         "%reserved_smem_offset_cap": SHARED_RESERVED_BYTES,
     }.get(name)

@@ -112,6 +112,8 @@ class DeclarationParser(OperandParser):
         if token.text in scope.variables and not is_extern:
             self._fail(f"variable {token.text} is declared twice in one scope", token)
         scope.variables[token.text] = unique
+        if shape and lanes == 1:
+            self._element_bytes[unique] = size_bytes(ptx_type)
         initial: tuple[syntax.Initial, ...] = ()
         if self._token.text == "=":
             if space not in ("global", "const") or is_extern:
@@ -226,11 +228,7 @@ class DeclarationParser(OperandParser):
             self._expect(")")
         name = scope.variable(token.text)
         if name is None and token.text in self._module.functions:
-            raise UnsupportedForm(
-                f"{token.text} is a function: its address as an initial value is not implemented",
-                token.line,
-                ".func",
-            )
+            return syntax.Symbol(token.text, self._offset())
         if name is None:
             self._fail(f"initial value {token.text} is no variable declared before", token)
         return syntax.Symbol(name, self._offset())

@@ -27,6 +27,11 @@ TARGETS = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_
 _CONST_BYTES, _LOCAL_BYTES, _PARAMETER_BYTES = 1 << 16, 1 << 19, 32764
 
 
+# where the functions in tables of addresses seem to lie: nothing can be read there, and indirect
+# calls are errors
+_CODE_WINDOW = 0x7C << 56
+
+
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """One kernel parameter: where it lies and what it is."""
@@ -130,6 +135,9 @@ class Layout:
         for position, value in enumerate(variable.initial):
             if isinstance(value, syntax.Symbol):
                 space, address = self.variables.get(value.name, ("", 0))
+                if value.name in self.tree.functions:
+                    number = [*self.tree.functions].index(value.name)
+                    space, address = "const", _CODE_WINDOW + 16 * number
                 if space not in ("global", "const"):
                     raise PtxError(
                         f"initial value {value.name} is no .global or .const variable",

@@ -7,12 +7,19 @@ register or a symbol by its scope alone, never by the opcode.
 
 from fovea.emulator.ptx import syntax
 from fovea.emulator.ptx.constants import WARP_SIZE, ConstantParser
+from fovea.emulator.ptx.lexer import Token
 from fovea.emulator.ptx.scope import Scope
-from fovea.emulator.ptx.types import SPECIAL_REGISTERS
+from fovea.emulator.ptx.types import OPAQUE_REGISTERS, SPECIAL_REGISTERS
+
+_SPECIAL = SPECIAL_REGISTERS | OPAQUE_REGISTERS
 
 
 class OperandParser(ConstantParser):
     """The operands that a cursor can read."""
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        self._element_bytes: dict[str, int] = {}  # of arrays that are no vectors, by unique name
 
     def _operand(self, scope: Scope) -> syntax.Operand:
         token = self._token
@@ -55,10 +62,22 @@ class OperandParser(ConstantParser):
             return syntax.Vector(elements)
         unique = scope.variable(token.text)
         if unique is None and token.text.startswith("%"):
-            if token.text.partition(".")[0] not in SPECIAL_REGISTERS:
+            if token.text.partition(".")[0] not in _SPECIAL:
                 self._fail(f"register {token.text} is not declared", token)
             return syntax.SpecialRegister(token.text)
+        if self._token.text == "[":
+            return self._element(unique, token)
         return syntax.Symbol(unique or token.text, self._offset())
+
+    def _element(self, unique: str | None, token: Token) -> syntax.Symbol:
+        """Parse the `[index]` of `name[index]`, whose index counts elements (PTX ISA 6.4.2)."""
+        self._next()
+        size = self._element_bytes.get(unique or "")
+        if unique is None or size is None:
+            self._fail(f"{token.text} is no array of scalars, so it has no [index]", token)
+        index = self._integer()
+        self._expect("]")
+        return syntax.Symbol(unique, index * size, is_element=True)
 
     def _offset(self) -> int:
         """Parse what may follow an address: `+` and a constant expression, such as `+-4`."""

@@ -11,6 +11,7 @@ from fovea.emulator.arguments import shown
 from fovea.emulator.errors import PtxError, UnsupportedForm
 from fovea.emulator.ptx import syntax
 from fovea.emulator.ptx.declarations import SPACES, DeclarationParser
+from fovea.emulator.ptx.lexer import Token
 from fovea.emulator.ptx.scope import Scope
 from fovea.errors import invalid
 
@@ -20,6 +21,7 @@ _PERFORMANCE = (".pragma",
                 ".explicitcluster", ".reqnctapercluster", ".maxclusterrank", ".blocksareclusters",
                 ".unique", ".abi_preserve", ".abi_preserve_control")  # fmt: skip
 _TEXT_LIMIT = 160
+_LABEL_LIMIT = 1 << 16  # far more than the targets of any switch
 
 
 def parse(text: str) -> syntax.ModuleSyntax:
@@ -45,7 +47,7 @@ class _Parser(DeclarationParser):
         self._globals = Scope(0, None)
         self._used_bytes: int | None = None  # of a pragma that stands before the next instruction
         self._pending: list[Scope] = []  # the scope of each item of the body, for labels
-        self._target_scopes: dict[str, Scope] = {}
+        self._target_lists: dict[str, tuple[Token, Scope]] = {}
 
     # --- module level -----------------------------------------------------------------------
 
@@ -97,6 +99,8 @@ class _Parser(DeclarationParser):
             linkage.add(self._next().text)
         if self._token.text in (".entry", ".func"):
             self._parse_function(is_extern=".extern" in linkage)
+        elif self._token.text in (".reg", ".local", ".param", ".sreg"):
+            self._fail(f"a {self._token.text} variable stands in a function, not in the module")
         elif self._token.text[1:] in SPACES and self._token.kind == "directive":
             for variable in self._declaration(self._globals, is_extern=".extern" in linkage):
                 self._module.variables.append(variable)
@@ -188,7 +192,9 @@ class _Parser(DeclarationParser):
                     self._fail(f"unexpected directive {token.text}", token)
             elif token.kind == "word" and self._following == ":":
                 self._label(scope)
-            elif not self._accept(";"):
+            elif token.text == ";":
+                self._fail("a `;` that ends nothing")
+            else:
                 self._statement(scope)
 
     def _pragma(self) -> None:
@@ -214,20 +220,33 @@ class _Parser(DeclarationParser):
             self._fail(f"label {token.text} is defined twice", token)
         scope.labels.add(token.text)
         unique = f"{scope.number}:{token.text}"
-        if self._token.text in (".branchtargets", ".calltargets"):
-            self._next()
-            targets = [self._next().text]
-            while self._accept(","):
-                targets.append(self._next().text)
-            self._expect(";")
-            self._function.branch_targets[unique] = tuple(targets)
-            self._target_scopes[unique] = scope
-        elif self._token.text == ".callprototype":
+        if self._token.text == ".branchtargets":
+            self._target_lists[unique] = (self._next(), scope)
+            self._function.branch_targets[unique] = self._branch_targets()
+        elif self._token.text in (".callprototype", ".calltargets"):
+            # of indirect calls, which are an error where they stand
             while not self._accept(";"):
                 self._next()
         else:
             self._function.body.append(syntax.LabelMark(unique, token.line))
             self._pending.append(scope)
+
+    def _branch_targets(self) -> tuple[str, ...]:
+        """Parse `label, stem<n>, ...;`, of which the latter means stem0 to stem<n-1>."""
+        targets: list[str] = []
+        while not targets or self._accept(","):
+            name = self._next().text
+            if not self._accept("<"):
+                targets.append(name)
+                continue
+            token = self._token
+            count = self._natural()
+            if not 0 < count <= _LABEL_LIMIT:
+                self._fail(f"{name}<{count}> must name 1 to {_LABEL_LIMIT} labels", token)
+            self._expect(">")
+            targets += [f"{name}{number}" for number in range(count)]
+        self._expect(";")
+        return tuple(targets)
 
     def _statement(self, scope: Scope) -> None:
         first = self._token
@@ -291,12 +310,12 @@ class _Parser(DeclarationParser):
             function.body[position] = syntax.Statement(
                 statement.opcode, operands, statement.guard, statement.line, statement.text
             )
-        scopes = self._target_scopes
         for name, targets in function.branch_targets.items():
+            token, scope = self._target_lists[name]
             unique_targets: list[str] = []
             for target in targets:
-                unique = scopes[name].label(target)
+                unique = scope.label(target)
                 if unique is None:
-                    raise PtxError(f".branchtargets: no label {target}", function.line)
+                    self._fail(f".branchtargets: no label {target}", token)
                 unique_targets.append(unique)
             function.branch_targets[name] = tuple(unique_targets)

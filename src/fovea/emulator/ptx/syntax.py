@@ -39,11 +39,13 @@ class Symbol:
 
     Attributes:
         byte: which byte of the address an initial value is (None: the whole address).
+        is_element: written `name[index]`, which loads and stores take as an address.
     """
 
     name: str
     offset: int = 0
     byte: int | None = None
+    is_element: bool = False
 
 
 @dataclass(frozen=True, slots=True)

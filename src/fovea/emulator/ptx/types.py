@@ -47,14 +47,19 @@ REGISTER_TYPES = frozenset(
     + ["f16", "bf16", "f16x2", "bf16x2", "f32", "f64"]
 )
 
-# PTX ISA 10; `%pm0` and environment registers are left out: nothing here could answer them
+# PTX ISA 10
 SPECIAL_REGISTERS = frozenset(
     """%tid %ntid %laneid %warpid %nwarpid %ctaid %nctaid %smid %nsmid %gridid
     %is_explicit_cluster %clusterid %nclusterid %cluster_ctaid %cluster_nctaid %cluster_ctarank
     %cluster_nctarank %lanemask_eq %lanemask_le %lanemask_lt %lanemask_ge %lanemask_gt %clock
     %clock_hi %clock64 %globaltimer %globaltimer_lo %globaltimer_hi %reserved_smem_offset_begin
     %reserved_smem_offset_end %reserved_smem_offset_cap %total_smem_size %aggr_smem_size
-    %dynamic_smem_size""".split()
+    %dynamic_smem_size %reserved_smem_offset_0 %reserved_smem_offset_1
+    %current_graph_exec""".split()
+)
+# nothing here could answer these: what the driver put there, and performance counters
+OPAQUE_REGISTERS = frozenset(
+    [f"%envreg{n}" for n in range(32)] + [f"%pm{n}{s}" for n in range(8) for s in ("", "_64")]
 )
 
 
