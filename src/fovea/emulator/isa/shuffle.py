@@ -1,7 +1,7 @@
 """Exchanges within a warp: shfl, vote, match, redux, elect, activemask.
 
 Source: PTX ISA 9.7.9.5-6, 9.7.13.9-12. Invariant: a `.sync` form whose member mask does not equal
-the lanes that execute it together is a fault, not a silent guess.
+the lanes that execute it together with that mask is a fault, not a silent guess.
 """
 
 from collections.abc import Callable
@@ -17,6 +17,7 @@ from fovea.emulator.ptx.types import LANES
 
 _LANE = np.arange(LANES)
 _FULL = 0xFFFFFFFF
+_FULL_BYTES = b"\xff" * 4 * LANES
 
 
 def pack_mask(lanes: Array) -> int:
@@ -30,28 +31,37 @@ def unpack_mask(bits: int) -> Array:
     return np.unpackbits(packed, bitorder="little").astype(np.bool_)
 
 
-def check_members(ins: Instruction, w: Any, mask: Array, members: Array) -> None:
-    """Raise unless the executing lanes are exactly the named members that have not exited.
+def check_members(ins: Instruction, w: Any, mask: Array, members: Array) -> tuple[Array, ...]:
+    """Return the groups of executing lanes: each has a member mask, which names just its lanes.
+
+    Lanes that execute it together may name different members, as tiles of a warp do; an H200 gives
+    each tile its own result. Members that have exited are no matter.
 
     Raises:
         IllegalOperand: a member is elsewhere, or a lane that is no member executes.
     """
-    wanted = int(members[0 if mask is ALL_LANES else int(mask.argmax())])
-    if mask is ALL_LANES and wanted == _FULL:
-        return
-    have, exited = pack_mask(mask), pack_mask(w.exited)
-    if have & ~wanted:
-        lane = (have & ~wanted).bit_length() - 1
-        raise IllegalOperand(
-            f"{ins.opcode} is executed by lane {lane}, which member mask {wanted:#010x} leaves out",
-            w.where(ins, lane=lane),
-        )
-    if wanted & ~have & ~exited:
-        raise IllegalOperand(
-            f"{ins.opcode} has member mask {wanted:#010x} but only lanes {have:#010x} execute it "
-            "together",
-            w.where(ins),
-        )
+    # the element first: a register that holds nothing has none, which is an error of its own
+    if members[0] == _FULL and mask is ALL_LANES and members.tobytes() == _FULL_BYTES:
+        return (mask,)
+    masks = sorted(set(members[mask].tolist()))
+    groups = (mask,) if len(masks) == 1 else tuple(mask & (members == value) for value in masks)
+    exited = pack_mask(w.exited)
+    for wanted, group in zip(masks, groups):
+        have = pack_mask(group)
+        if have & ~wanted:
+            lane = (have & ~wanted).bit_length() - 1
+            raise IllegalOperand(
+                f"{ins.opcode} is executed by lane {lane}, which member mask {wanted:#010x} leaves "
+                "out",
+                w.where(ins, lane=lane),
+            )
+        if wanted & ~have & ~exited:
+            raise IllegalOperand(
+                f"{ins.opcode} has member mask {wanted:#010x} but only lanes {have:#010x} execute "
+                "it together with that mask",
+                w.where(ins),
+            )
+    return groups
 
 
 @instruction("shfl.sync.mode.b32 d|p, a, b, c, membermask", source="PTX ISA 9.7.9.6",
@@ -65,13 +75,15 @@ def shfl_sync(ins: Instruction) -> Decoded:
     mode = ins["mode"]
 
     def run(w: Any, mask: Array) -> None:
-        check_members(ins, w, mask, read_members(w))
+        groups = check_members(ins, w, mask, read_members(w))
         value = read_a(w)
         source, valid = shuffle_lanes(mode, read_b(w), read_c(w))
-        if mask is not ALL_LANES:
-            inside = mask[source]
-            if (mask & valid & ~inside).any():
-                lane = int(np.argmax(mask & valid & ~inside))
+        for group in groups:
+            if group is ALL_LANES:
+                continue
+            outside = group & valid & ~group[source]
+            if outside.any():
+                lane = int(np.argmax(outside))
                 raise IllegalOperand(
                     f"{ins.opcode}: lane {lane} reads from lane {int(source[lane])}, which does "
                     "not take part",
@@ -122,11 +134,12 @@ def vote_sync(ins: Instruction) -> Decoded:
     write, mode = ins.write("d", "pred"), ins["mode"]
 
     def run(w: Any, mask: Array) -> None:
-        check_members(ins, w, mask, read_members(w))
-        chosen = read_a(w)[mask]
-        some, every = bool(chosen.any()), bool(chosen.all())
-        value = {"all": every, "any": some, "uni": every or not some}[mode]
-        write(w, mask, np.full(LANES, value))
+        holds = read_a(w)
+        for group in check_members(ins, w, mask, read_members(w)):
+            chosen = holds[group]
+            some, every = bool(chosen.any()), bool(chosen.all())
+            value = {"all": every, "any": some, "uni": every or not some}[mode]
+            write(w, group, np.full(LANES, value))
 
     return run
 
@@ -139,8 +152,9 @@ def vote_ballot(ins: Instruction) -> Decoded:
     write = ins.write("d", "u32")
 
     def run(w: Any, mask: Array) -> None:
-        check_members(ins, w, mask, read_members(w))
-        write(w, mask, np.full(LANES, pack_mask(read_a(w) & mask), np.uint32))
+        holds = read_a(w)
+        for group in check_members(ins, w, mask, read_members(w)):
+            write(w, group, np.full(LANES, pack_mask(holds & group), np.uint32))
 
     return run
 
@@ -161,10 +175,10 @@ def elect_sync(ins: Instruction) -> Decoded:
     write_d = ins.write("d", "u32")
 
     def run(w: Any, mask: Array) -> None:
-        check_members(ins, w, mask, read_members(w))
-        leader = 0 if mask is ALL_LANES else int(mask.argmax())
-        write_p(w, mask, np.equal(_LANE, leader))
-        write_d(w, mask, np.full(LANES, leader, np.uint32))
+        for group in check_members(ins, w, mask, read_members(w)):
+            leader = 0 if group is ALL_LANES else int(group.argmax())
+            write_p(w, group, np.equal(_LANE, leader))
+            write_d(w, group, np.full(LANES, leader, np.uint32))
 
     return run
 
@@ -177,11 +191,11 @@ def match_any(ins: Instruction) -> Decoded:
     write = ins.write("d", "u32")
 
     def run(w: Any, mask: Array) -> None:
-        check_members(ins, w, mask, read_members(w))
         value = read_a(w)
-        equal = (value[:, None] == value[None, :]) & mask[None, :]
-        packed = np.packbits(equal, axis=1, bitorder="little")
-        write(w, mask, np.ascontiguousarray(packed).view(np.uint32).ravel())
+        same = value[:, None] == value[None, :]
+        for group in check_members(ins, w, mask, read_members(w)):
+            packed = np.packbits(same & group[None, :], axis=1, bitorder="little")
+            write(w, group, np.ascontiguousarray(packed).view(np.uint32).ravel())
 
     return run
 
@@ -195,12 +209,13 @@ def match_all(ins: Instruction) -> Decoded:
     write_p = ins.write("p", "pred") if "p" in ins.operands else None
 
     def run(w: Any, mask: Array) -> None:
-        check_members(ins, w, mask, read_members(w))
-        chosen = read_a(w)[mask]
-        same = bool((chosen == chosen[0]).all())
-        write_d(w, mask, np.full(LANES, pack_mask(mask) if same else 0, np.uint32))
-        if write_p is not None:
-            write_p(w, mask, np.full(LANES, same))
+        value = read_a(w)
+        for group in check_members(ins, w, mask, read_members(w)):
+            chosen = value[group]
+            same = bool((chosen == chosen[0]).all())
+            write_d(w, group, np.full(LANES, pack_mask(group) if same else 0, np.uint32))
+            if write_p is not None:
+                write_p(w, group, np.full(LANES, same))
 
     return run
 
@@ -225,9 +240,9 @@ def redux_sync(ins: Instruction) -> Decoded:
     reduce = reducers[ins["op"]]
 
     def run(w: Any, mask: Array) -> None:
-        check_members(ins, w, mask, read_members(w))
         value = read_a(w)
-        write(w, mask, np.full(LANES, reduce(value[mask]), value.dtype))
+        for group in check_members(ins, w, mask, read_members(w)):
+            write(w, group, np.full(LANES, reduce(value[group]), value.dtype))
 
     return run
 
@@ -245,17 +260,18 @@ def redux_sync_f32(ins: Instruction) -> Decoded:
     write = ins.write("d", "f32")
     is_max, use_abs, keeps_nan = ins["op"] == "max", ins.has("abs"), ins.has("NaN")
 
-    def run(w: Any, mask: Array) -> None:
-        check_members(ins, w, mask, read_members(w))
-        value = read_a(w)
-        chosen = np.abs(value[mask]) if use_abs else value[mask]
+    def reduce(chosen: Array) -> Any:
         if np.isnan(chosen).all() or (keeps_nan and np.isnan(chosen).any()):
-            result = fp.canonical_f32(np.full(1, np.nan, np.float32))[0]
-        else:
-            # a sum with the sign as tie break orders -0 below +0
-            kept = chosen[~np.isnan(chosen)]
-            order = np.lexsort((~np.signbit(kept), kept))
-            result = kept[order[-1 if is_max else 0]]
-        write(w, mask, np.full(LANES, result, np.float32))
+            return fp.canonical_f32(np.full(1, np.nan, np.float32))[0]
+        # a sum with the sign as tie break orders -0 below +0
+        kept = chosen[~np.isnan(chosen)]
+        order = np.lexsort((~np.signbit(kept), kept))
+        return kept[order[-1 if is_max else 0]]
+
+    def run(w: Any, mask: Array) -> None:
+        value = read_a(w)
+        for group in check_members(ins, w, mask, read_members(w)):
+            result = reduce(np.abs(value[group]) if use_abs else value[group])
+            write(w, group, np.full(LANES, result, np.float32))
 
     return run
