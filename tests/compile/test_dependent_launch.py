@@ -1,14 +1,18 @@
-"""The order of a kernel that starts while the one before it ends: it waits before it reads."""
+"""A kernel that starts while the one before it ends: it finds room, and waits before it reads."""
 
 import re
 
+import pytest
 import torch
 
 from fovea.arch import ARCHS
+from fovea.compile.artifact import Artifact
 from fovea.compile.cache import get_artifact
 from fovea.compile.target import CompileTarget, native_host_triple
 from fovea.compile.variant import ForwardVariant
+from fovea.plan.roles import REGISTERS_PER_SM
 from fovea.plan.select import forward_plan
+from fovea.plan.sm90 import ForwardPlan
 from fovea.problem import Request, make_dense
 
 WAIT = "griddepcontrol.wait"
@@ -22,11 +26,31 @@ def entries(ptx: str) -> dict[str, str]:
     return {part.split("(", 1)[0]: part for part in parts}
 
 
-def test_kernels_of_few_queries_touch_memory_only_behind_their_wait():
-    q, k = (torch.empty(2, seqlen, 2, 128, dtype=torch.bfloat16) for seqlen in (1, 4096))
+def plan_of_few_queries(head_dim: int) -> ForwardPlan:
+    q, k = (torch.empty(2, seqlen, 2, head_dim, dtype=torch.bfloat16) for seqlen in (1, 4096))
     plan = forward_plan(make_dense(q, k, k, Request(causal="bottom_right")), ARCHS["sm90"])
+    assert isinstance(plan, ForwardPlan)
+    return plan
+
+
+def compiled(plan: ForwardPlan) -> Artifact:
     target = CompileTarget(arch=ARCHS["sm90"].target, host_triple=native_host_triple())
-    artifact = get_artifact(ForwardVariant(plan), target)
+    return get_artifact(ForwardVariant(plan), target)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_the_merge_finds_registers_beside_the_forward(head_dim):
+    plan = plan_of_few_queries(head_dim)
+    assert plan.combine is not None
+    registers = {name: each.registers for name, each in compiled(plan).record.kernels.items()}
+    assert len(registers) == 2
+    merge = next(count for name, count in registers.items() if plan.combine.name in name)
+    forward = next(count for name, count in registers.items() if plan.name in name)
+    assert forward * plan.threads + merge * plan.combine.threads <= REGISTERS_PER_SM
+
+
+def test_kernels_of_few_queries_touch_memory_only_behind_their_wait():
+    artifact = compiled(plan_of_few_queries(128))
     ptx = artifact.ptx if isinstance(artifact.ptx, str) else artifact.ptx.decode()
 
     kernels = entries(ptx)

@@ -83,7 +83,7 @@ def resource_table(kernel: CompiledKernel) -> Table:
     by_role = ", ".join(f"{role.name} {role.registers}" for role in plan.roles)
     rows = {
         "tile": f"{plan.tile_m} query rows x {plan.tile_n} keys, {plan.kv_stages} K/V stages",
-        "threads": f"{resources.threads} a block",
+        "threads": f"at most {resources.threads} a block",
         "registers": f"{resources.registers} a thread at launch, then {by_role}",
         "shared memory": f"{plan.shared_bytes / 1024:.0f} KiB a block",
         "stack and local": f"{local} bytes a thread",

@@ -32,7 +32,7 @@ class KernelResources:
         local_bytes: per thread, besides the stack.
         shared_bytes: static shared memory per block, alignment of the dynamic part included, as
             cuobjdump counts; the dynamic part itself is named at launch.
-        threads: threads per block that the kernel demands, or 0 where it does not say.
+        threads: threads per block that the kernel takes at most, or 0 where it does not say.
     """
 
     registers: int

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fovea.plan.roles import WARP_SIZE
+from fovea.tiling.split_kv import MERGED_AT_ONCE
 
 # Rows of numbers that a part leaves beside its output: reference, sum, and the maximum if wanted.
 REFERENCE, ROW_SUM, ROW_MAX = 0, 1, 2
@@ -29,7 +30,7 @@ class CombinePlan:
     max_score: bool
     has_idle_rows: bool = False
     num_warps: int = 4
-    parts_at_once: int = 4  # of a warp: with 4 warps one round of loads for 16 parts
+    parts_at_once: int = MERGED_AT_ONCE // 4  # of a warp
 
     def __post_init__(self) -> None:
         """Check that lanes share a row evenly."""

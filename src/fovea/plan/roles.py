@@ -37,8 +37,10 @@ class Role:
         return self.num_warpgroups * WARPGROUP_THREADS
 
 
-def check_roles(roles: tuple[Role, ...]) -> None:
-    """Check that roles tile the CTA and fit the register file.
+def check_roles(roles: tuple[Role, ...], register_threads: int | None = None) -> None:
+    """Check that roles tile the CTA and fit what it gets of the register file at launch.
+
+    That is their threads' share of one divided among `register_threads`, by default the CTA's own.
 
     Raises:
         AssertionError: a gap between roles, or more registers than one SM has.
@@ -50,6 +52,7 @@ def check_roles(roles: tuple[Role, ...]) -> None:
     threads = sum(role.threads for role in roles)
     # setmaxnreg moves registers inside what the CTA was launched with, an even share rounded down
     # to the granule; asking for more waits forever.
-    share = REGISTERS_PER_SM // threads // SETMAXNREG_GRANULE * SETMAXNREG_GRANULE
+    sharers = register_threads or threads
+    share = REGISTERS_PER_SM // sharers // SETMAXNREG_GRANULE * SETMAXNREG_GRANULE
     used = sum(role.threads * role.registers for role in roles)
     assert used <= share * threads, f"roles need {used} registers, a CTA has {share * threads}"

@@ -12,7 +12,7 @@ from typing import Literal
 from fovea.plan.combine import CombinePlan
 from fovea.plan.features import ForwardFeatures
 from fovea.plan.pipeline import BARRIER_BYTES, Edge
-from fovea.plan.roles import Role, check_roles
+from fovea.plan.roles import WARPGROUP_THREADS, Role, check_roles
 from fovea.plan.sequences import SEQUENCE_WORDS
 from fovea.plan.sm90_tiles import (
     ELEMENT_BYTES,
@@ -94,7 +94,7 @@ class ForwardPlan:
             assert self.q_buffers == 1 and self.num_consumers == 2, self.q_buffers
             assert self.tile_n >= WARPGROUP_ROWS, self.tile_n
             assert not (self.skips_far or self.passes_uses), "a first softmax far down the ring"
-        check_roles(self.roles)
+        check_roles(self.roles, self.register_threads)
 
     @property
     def num_consumers(self) -> int:
@@ -121,6 +121,15 @@ class ForwardPlan:
     def threads(self) -> int:
         """Threads of the CTA."""
         return sum(role.threads for role in self.roles)
+
+    @property
+    def register_threads(self) -> int:
+        """Threads among which a launch divides the registers of an SM.
+
+        With few queries one warpgroup more than the CTA has: what it would get is room for CTAs of
+        the merge, which then come up beside those whose parts they merge.
+        """
+        return self.threads + WARPGROUP_THREADS * self.packs_heads
 
     @property
     def q_edge(self) -> Edge:

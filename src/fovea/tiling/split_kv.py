@@ -6,14 +6,16 @@ and differ by at most one tile; a part may be empty, and then counts as a row wi
 """
 
 from dataclasses import dataclass
-from fractions import Fraction
 
 from fovea.tiling.bounds import Integer
 
-# Below this share of busy SMs a split is worth its second pass over the output.
-_FULL_ENOUGH = Fraction(8, 10)
-# A split count is good when its last wave is nearly as full as the best one's.
-_EFFICIENCY_SHARE = Fraction(85, 100)
+# Below so many tenths of busy SMs a split is worth its second pass over the output.
+_FULL_TENTHS = 8
+# Parts that the merge loads at once, and what every further round of loads takes, in visits of a
+# KV tile: measured, docs/notes/hopper_decode.md.
+MERGED_AT_ONCE = 32
+_ROUND_TILES = 2
+_MAX_WAVES = 4  # of parts; more even nothing out that their starts do not cost
 # Fewer tiles than this leave each part nothing to pipeline.
 _MIN_KV_TILES = 5
 MAX_SPLITS = 128
@@ -44,36 +46,33 @@ def num_splits(
     """Return the number of parts, 1 for no split.
 
     Enough tiles to fill the GPU need no split, unless one head's K and V do not fit the L2 while
-    many query tiles read all of them: then each part should fit. Otherwise the smallest count
-    whose last wave is at least 85 % as full as the best count's.
+    many query tiles read all of them: then each part should fit. Otherwise the smallest count of
+    those that take the least time: the KV tiles that the busiest SM visits, one more for the start
+    of each part, and the merge.
 
-    Source: the rule that FlashAttention-3 publishes for Hopper (thresholds 0.8 and 0.85).
+    Source: the thresholds of 0.8 and of the L2 are those FlashAttention-3 publishes for Hopper.
     """
     if demand.num_tiles == 0 or demand.num_kv_tiles < _MIN_KV_TILES:
         return 1
     most = min(max_splits, demand.num_kv_tiles)
-    if demand.num_tiles >= _FULL_ENOUGH * num_sms:
+    if 10 * demand.num_tiles >= _FULL_TENTHS * num_sms:
         is_thrashing = (
             demand.kv_head_bytes > l2_bytes
             and demand.query_tiles_per_head >= 2 * num_sms
             and not demand.is_banded
         )
         return min(-(-demand.kv_head_bytes // l2_bytes), most) if is_thrashing else 1
-    # Splits per wave: the busy share of the SMs over all waves, but for a common factor. Kept as
-    # (splits, waves) and compared crosswise, since a decoder asks again for every new length.
-    counts = [
-        (splits, -(-demand.num_tiles * splits // num_sms))
-        for splits in range(1, min(most, num_sms) + 1)
-        if splits == 1 or _is_shorter(demand.num_kv_tiles, splits)
-    ]
-    best, best_waves = counts[0]
-    for splits, waves in counts:
-        if splits * best_waves > best * waves:
-            best, best_waves = splits, waves
-    share, whole = _EFFICIENCY_SHARE.as_integer_ratio()
-    return next(
-        splits for splits, waves in counts if splits * best_waves * whole >= share * best * waves
-    )
+
+    counts = [waves * num_sms // demand.num_tiles for waves in range(1, _MAX_WAVES + 1)]
+    counts += range(MERGED_AT_ONCE, most, MERGED_AT_ONCE)
+    longest = {-(-demand.num_kv_tiles // min(count, most)) for count in counts}
+
+    def visits(splits: int) -> int:
+        waves = -(-demand.num_tiles * splits // num_sms)
+        rounds = (splits - 1) // MERGED_AT_ONCE
+        return waves * (-(-demand.num_kv_tiles // splits) + 1) + rounds * _ROUND_TILES
+
+    return min(sorted(-(-demand.num_kv_tiles // tiles) for tiles in longest), key=visits)
 
 
 def split_range(
@@ -82,8 +81,3 @@ def split_range(
     """Return the KV tiles `begin <= t < stop` of part `split` of the range `first <= t < end`."""
     tiles = end - first
     return first + tiles * split // num_splits, first + tiles * (split + 1) // num_splits
-
-
-def _is_shorter(num_kv_tiles: int, splits: int) -> bool:
-    """Return whether the longest part shrinks from `splits - 1` to `splits` parts."""
-    return -(-num_kv_tiles // splits) < -(-num_kv_tiles // (splits - 1))

@@ -68,7 +68,8 @@ def test_forward_of_another_tile_width_differs_by_rounding_alone():
     wide, narrow = (tiled_forward.forward(problem, tile_n=n) for n in (100, 7))
     torch.testing.assert_close(wide.out, narrow.out, rtol=1e-13, atol=1e-14)
     torch.testing.assert_close(wide.lse, narrow.lse, rtol=1e-13, atol=0)
-    assert torch.equal(wide.max_score, narrow.max_score)
+    # The sums of a product depend on its width, on some processors.
+    torch.testing.assert_close(wide.max_score, narrow.max_score, rtol=1e-14, atol=0)
 
 
 def test_forward_of_more_rows_than_a_step_gives_each_row_the_same_result():

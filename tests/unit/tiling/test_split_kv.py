@@ -36,9 +36,16 @@ def demand(**changes) -> SplitDemand:
             1,
         ),
         (demand(num_tiles=132 * 4, query_tiles_per_head=100, kv_head_bytes=4 * L2), 1),
-        # 8 tiles: 16 parts fill 128 of 132 SMs (0.97), the best; 14 fill 112 (0.848 >= 0.824).
-        (demand(num_tiles=8), 14),
-        # one tile over five KV tiles: parts of 5, 3, 2, 2, 1 tiles; four parts shorten nothing.
+        # 8 tiles: 16 parts of 32 KV tiles fill 128 SMs once; 33 of 16 all of them twice.
+        (demand(num_tiles=8), 16),
+        # 40 tiles: 3 parts leave 12 SMs idle; 13 parts in four waves keep nearly all at work.
+        (demand(num_tiles=40), 13),
+        # 24 tiles over 64 KV tiles: two waves of 11 parts would not pay for their starts.
+        (demand(num_tiles=24, num_kv_tiles=64), 5),
+        # one tile over 128 KV tiles: parts beyond 32 cost the merge more than they save.
+        (demand(num_tiles=1, num_kv_tiles=128), 32),
+        (demand(num_tiles=1, num_kv_tiles=1024), 128),
+        # one tile over five KV tiles: parts of 5, 3, 2, 2, 1 tiles.
         (demand(num_tiles=1, num_kv_tiles=5), 5),
     ],
 )

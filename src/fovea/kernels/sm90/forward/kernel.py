@@ -185,6 +185,7 @@ class ForwardKernel:
             block=(plan.threads, 1, 1),
             cluster=(plan.cluster, 1, 1),
             stream=stream,
+            max_number_threads=(plan.register_threads, 1, 1) if plan.packs_heads else (0, 0, 0),
             min_blocks_per_mp=1,
             # Of few queries the CTAs start while the kernel before them ends, and wait below.
             use_pdl=plan.packs_heads,
