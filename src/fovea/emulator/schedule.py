@@ -24,6 +24,7 @@ from fovea.emulator.errors import (
 )
 from fovea.emulator.isa.instruction import ALL_LANES, Instruction, Slot
 from fovea.emulator.machine.grid import Cluster, Machine
+from fovea.emulator.machine.meeting import Parted, attend, check_waits, part
 from fovea.emulator.machine.registers import registers_of
 from fovea.emulator.machine.warp import (
     DIVERGED,
@@ -91,6 +92,8 @@ class Scheduler:
                 first = self._run_warp(warp)
                 if machine.trace is not None:
                     machine.trace.run(warp, machine.step, self._segments[first])
+                if warp.gatherings:
+                    attend(warp)
                 if not self._can_run(warp):
                     self._active[position] = self._active[-1]
                     self._active.pop()
@@ -192,6 +195,8 @@ class Scheduler:
                     break
                 if split.record is not None and warp.meet(split):
                     break
+        except Parted as parted:
+            part(warp, parted, segment, program)
         except EmulatorError as error:
             raise _located(error, warp, segment) from error.__cause__
         except Exception as error:
@@ -209,12 +214,7 @@ class Scheduler:
     def _resume(self, warp: Warp, split: Split) -> None:
         wait, split.wait = split.wait, None
         assert wait is not None
-        waited = self._machine.step - wait.since
-        if waited:
-            name = wait.name
-            warp.waited_steps[name] = warp.waited_steps.get(name, 0) + waited
-        if self._machine.trace is not None:
-            self._machine.trace.wait(warp, wait, self._machine.step)
+        warp.note_waited(wait)
         if wait.resume is not None:
             wait.resume()
         if split.record is not None:
@@ -324,7 +324,7 @@ class Scheduler:
 
     def _stuck(self) -> None:
         """End waits or start another cluster if that can help, else report a deadlock."""
-        if self._expire() or self._start_cluster():
+        if self._expire() or self._start_cluster() or self._attend():
             return
         slots = self._machine.program.decoding.slots
         waiting = tuple(_describe_waits(self._blocked + self._active, slots))
@@ -332,6 +332,18 @@ class Scheduler:
         raise DeadlockError(
             "deadlock: no warp can go on", _place_of(first, self._segments), waiting
         )
+
+    def _attend(self) -> bool:
+        """Let lanes go on that wait for each other; return whether there were any."""
+        for warp in self._blocked:
+            attend(warp)
+        ready = [warp for warp in self._blocked if self._can_run(warp)]
+        self._active += ready
+        self._blocked = [warp for warp in self._blocked if warp not in ready]
+        if not ready:
+            for warp in self._blocked:
+                check_waits(warp)
+        return bool(ready)
 
     def _any_place(self) -> Where | None:
         warps = self._active + self._blocked
@@ -346,9 +358,10 @@ def _size(machine: Machine) -> int:
 def _place_of(warp: Warp, segments: list[Any]) -> Where:
     if not warp.splits:
         return warp.where(None)
-    pc = warp.splits[0].pc
-    pc = pc - 1 if warp.splits[0].wait is not None and pc > 0 else pc
-    instructions = segments[pc].instructions
+    split = warp.splits[0]
+    if split.wait is not None:
+        return warp.where(split.wait.instruction)
+    instructions = segments[split.pc].instructions
     return warp.where(instructions[-1] if instructions else None)
 
 

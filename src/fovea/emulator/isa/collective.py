@@ -10,14 +10,19 @@ import numpy as np
 
 from fovea.emulator.errors import IllegalOperand
 from fovea.emulator.isa.instruction import ALL_LANES, Array, Instruction
+from fovea.emulator.machine.meeting import meet_all
 
 
 def check_aligned(i: Instruction, warp: Any, mask: Array) -> None:
-    """Raise IllegalOperand unless all 32 lanes execute an `.aligned` instruction together."""
+    """Raise IllegalOperand unless all 32 lanes execute an `.aligned` instruction together.
+
+    Lanes that have parted wait here until all have come (`machine/meeting.py`).
+    """
     if mask is not ALL_LANES:
-        raise IllegalOperand(
-            f"{i.opcode} is .aligned: all 32 lanes must execute it together", warp.where(i)
-        )
+        problem = f"{i.opcode} is .aligned: all 32 lanes must execute it together"
+        if warp.exited.any():
+            raise IllegalOperand(problem, warp.where(i))
+        meet_all(warp, i, mask, problem)
 
 
 def check_uniform(i: Instruction, warp: Any, lanes: Array, name: str) -> int:

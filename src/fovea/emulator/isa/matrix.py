@@ -9,22 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from fovea.emulator.errors import IllegalOperand, Misaligned
+from fovea.emulator.errors import Misaligned
 from fovea.emulator.isa import instruction
 from fovea.emulator.isa.barrier import shared_place
-from fovea.emulator.isa.instruction import ALL_LANES, Array, Decoded, Instruction
+from fovea.emulator.isa.collective import check_aligned
+from fovea.emulator.isa.instruction import Array, Decoded, Instruction
 from fovea.emulator.ptx.types import LANES, size_bytes
 
 _LANE = np.arange(LANES)
 _ROW = 16  # bytes of a row of a tile
 _BLACKWELL = "sm_100,sm_100a,sm_100f,sm_101a,sm_103,sm_103a,sm_103f,sm_110,sm_110a,sm_120,sm_120a"
-
-
-def _full_warp(ins: Instruction, w: Any, mask: Array) -> None:
-    if mask is not ALL_LANES:
-        raise IllegalOperand(
-            f"{ins.opcode} is .aligned: all 32 lanes must execute it together", w.where(ins)
-        )
 
 
 def _row_places(ins: Instruction, w: Any, addresses: Array, rows: int) -> tuple[Any, Array]:
@@ -80,7 +74,7 @@ def ldmatrix(ins: Instruction) -> Decoded:
         raise ins.error(f"r has {len(ins.items('r'))} registers, .{ins['num']} needs {num}")
 
     def run(w: Any, mask: Array) -> None:
-        _full_warp(ins, w, mask)
+        check_aligned(ins, w, mask)
         cta, offsets = _row_places(ins, w, address(w), 8 * num)
         rows = cta.shared.read_at(offsets, _ROW, w.touch(ins, mask))
         tiles = [rows[8 * m : 8 * m + 8] for m in range(num)]
@@ -101,7 +95,7 @@ def stmatrix(ins: Instruction) -> Decoded:
         raise ins.error(f"r has {len(ins.items('r'))} registers, .{ins['num']} needs {num}")
 
     def run(w: Any, mask: Array) -> None:
-        _full_warp(ins, w, mask)
+        check_aligned(ins, w, mask)
         values = read(w)
         cta, offsets = _row_places(ins, w, address(w), 8 * num)
         rows = np.concatenate([_lanes_to_rows(value, transposed) for value in values])
@@ -121,7 +115,7 @@ def ldmatrix_b8(ins: Instruction) -> Decoded:
         raise ins.error(f"r has {len(ins.items('r'))} registers, .{ins['num']} needs {2 * num}")
 
     def run(w: Any, mask: Array) -> None:
-        _full_warp(ins, w, mask)
+        check_aligned(ins, w, mask)
         cta, offsets = _row_places(ins, w, address(w), 16 * num)
         rows = cta.shared.read_at(offsets, _ROW, w.touch(ins, mask))
         values: list[Array] = []
@@ -144,7 +138,7 @@ def stmatrix_b8(ins: Instruction) -> Decoded:
         raise ins.error(f"r has {len(ins.items('r'))} registers, .{ins['num']} needs {num}")
 
     def run(w: Any, mask: Array) -> None:
-        _full_warp(ins, w, mask)
+        check_aligned(ins, w, mask)
         cta, offsets = _row_places(ins, w, address(w), 8 * num)
         rows = [np.ascontiguousarray(value).view(np.uint8).reshape(8, 4, 2, 2) for value in read(w)]
         # lane T holds bytes of rows T / 4 and T / 4 + 8 (pairs), columns 2 (T % 4) and the next
@@ -161,7 +155,7 @@ def movmatrix(ins: Instruction) -> Decoded:
     read, write = ins.read("a", "b32"), ins.write("d", "b32")
 
     def run(w: Any, mask: Array) -> None:
-        _full_warp(ins, w, mask)
+        check_aligned(ins, w, mask)
         write(w, mask, _words_to_lanes(_lanes_to_rows(read(w), False), True))
 
     return run

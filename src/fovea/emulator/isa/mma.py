@@ -21,7 +21,8 @@ from fovea.emulator.arithmetic.accumulate import (
 from fovea.emulator.arithmetic.formats import to_float32
 from fovea.emulator.errors import IllegalOperand
 from fovea.emulator.isa import instruction
-from fovea.emulator.isa.instruction import ALL_LANES, Array, Decoded, Instruction
+from fovea.emulator.isa.collective import check_aligned
+from fovea.emulator.isa.instruction import Array, Decoded, Instruction
 from fovea.emulator.layout.sparsity import (
     DISTINCT,
     ONE_OF_TWO,
@@ -88,13 +89,6 @@ def scatter_d(matrix: Array, count: int) -> list[Array]:
     block = np.empty(count * LANES, matrix.dtype)
     block[_places("c", matrix.shape[0], count, 1)] = matrix
     return list(block.reshape(count, LANES))
-
-
-def _check(ins: Instruction, w: Any, mask: Array) -> None:
-    if mask is not ALL_LANES:
-        raise IllegalOperand(
-            f"{ins.opcode} is .aligned: all 32 lanes must execute it together", w.where(ins)
-        )
 
 
 def _expect(ins: Instruction, name: str, count: int) -> None:
@@ -179,7 +173,7 @@ def mma_float(ins: Instruction) -> Decoded:
     how = accumulation("hopper", ins["atype"], ins["dtype"])
 
     def run(w: Any, mask: Array) -> None:
-        _check(ins, w, mask)
+        check_aligned(ins, w, mask)
         packed = gather_a(read_a(w), raw, 16)
         a = to_float32(packed if whole is None else whole(w, packed), ins["atype"])
         b = to_float32(gather_b(read_b(w), raw), ins["btype"])
@@ -237,7 +231,7 @@ def mma_integer(ins: Instruction) -> Decoded:
     read_c, write = ins.read_vector("c", "s32"), ins.write_vector("d", "s32")
 
     def run(w: Any, mask: Array) -> None:
-        _check(ins, w, mask)
+        check_aligned(ins, w, mask)
         a, b = gather_a(read_a(w), kinds[0], rows), gather_b(read_b(w), kinds[1])
         a = a if whole is None else whole(w, a)
         c = gather_c(read_c(w), rows, np.int32)
@@ -262,7 +256,7 @@ def mma_double(ins: Instruction) -> Decoded:
     read_c, write = ins.read_vector("c", "f64"), ins.write_vector("d", "f64")
 
     def run(w: Any, mask: Array) -> None:
-        _check(ins, w, mask)
+        check_aligned(ins, w, mask)
         a, b = gather_a(read_a(w), np.float64, rows), gather_b(read_b(w), np.float64)
         d = a @ b + gather_c(read_c(w), rows, np.float64)
         w.machine.counters.add("mma_flops.f64", 2 * rows * 8 * depth)

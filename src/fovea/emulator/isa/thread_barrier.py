@@ -13,7 +13,8 @@ from fovea.emulator.errors import IllegalOperand
 from fovea.emulator.isa import instruction
 from fovea.emulator.isa.barrier import check_barrier
 from fovea.emulator.isa.instruction import ALL_LANES, Action, Array, Decoded, Instruction
-from fovea.emulator.isa.shuffle import check_members
+from fovea.emulator.isa.shuffle import exchange
+from fovea.emulator.machine.meeting import meet_all
 from fovea.emulator.machine.warp import Wait
 from fovea.emulator.ptx.types import LANES
 
@@ -28,15 +29,17 @@ def _barrier_threads(w: Any, mask: Array) -> int:
 
 
 def _check_together(ins: Instruction, w: Any, mask: Array) -> None:
-    """Raise unless every lane that has not exited executes an aligned barrier."""
-    if mask is ALL_LANES or (mask | w.exited).all():
+    """Wait until every lane that has not exited executes an aligned barrier, all as one."""
+    if mask is ALL_LANES:
         return
     lanes = int(np.count_nonzero(mask))
-    raise IllegalOperand(
+    meet_all(
+        w,
+        ins,
+        mask,
         f"{ins.opcode} is aligned: all lanes of a warp that have not exited must execute it "
         f"together, {lanes} do; let them meet first, or use its form without .aligned "
         "(barrier.sync)",
-        w.where(ins),
     )
 
 
@@ -157,9 +160,12 @@ def bar_red_pred(ins: Instruction) -> Decoded:
 @instruction("bar.warp.sync membermask", source="PTX ISA 9.7.13.2", kind="control",
              evidence="manual-only")  # fmt: skip
 def bar_warp_sync(ins: Instruction) -> Decoded:
-    """Check that the members execute it together: lanes of one split always do."""
-    read = ins.read("membermask", "u32")
-    return lambda w, mask: check_members(ins, w, mask, read(w))
+    """Wait until the members have come, by this or another such instruction."""
+    return exchange(ins, _nothing)
+
+
+def _nothing(w: Any, mask: Array) -> tuple[Array, ...]:
+    return ()
 
 
 # --- cluster barrier ------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ from fovea.emulator.arithmetic.accumulate import (
     multiply_integer,
 )
 from fovea.emulator.arithmetic.formats import to_float32
-from fovea.emulator.errors import IllegalOperand
 from fovea.emulator.isa import instruction
-from fovea.emulator.isa.instruction import ALL_LANES, Array, Decoded, Instruction
+from fovea.emulator.isa.collective import check_aligned
+from fovea.emulator.isa.instruction import Array, Decoded, Instruction
 from fovea.emulator.isa.load_store import segments_of
 from fovea.emulator.ptx.types import LANES
 
@@ -40,13 +40,6 @@ def _sizes(ins: Instruction) -> tuple[int, int, int]:
 
 def _register_type(kind: str) -> str:
     return "b64" if kind == "f64" else "b32"
-
-
-def _check(ins: Instruction, w: Any, mask: Array) -> None:
-    if mask is not ALL_LANES:
-        raise IllegalOperand(
-            f"{ins.opcode} is .aligned: all 32 lanes must execute it together", w.where(ins)
-        )
 
 
 def _check_registers(ins: Instruction, name: str, elements: int, kind: str) -> None:
@@ -113,7 +106,7 @@ def wmma_load(ins: Instruction) -> Decoded:
     size = _BYTES[kind]
 
     def run(w: Any, mask: Array) -> None:
-        _check(ins, w, mask)
+        check_aligned(ins, w, mask)
         addresses = places(w)
         values = np.zeros(addresses.shape, _UNSIGNED[size])
         access = w.touch(ins, mask)
@@ -139,7 +132,7 @@ def wmma_store(ins: Instruction) -> Decoded:
     size = _BYTES[kind]
 
     def run(w: Any, mask: Array) -> None:
-        _check(ins, w, mask)
+        check_aligned(ins, w, mask)
         addresses = places(w)
         values = _to_matrix(read(w), rows, columns, kind).reshape(LANES, -1)
         access = w.touch(ins, mask)
@@ -178,7 +171,7 @@ def wmma_mma(ins: Instruction) -> Decoded:
     write = ins.write_vector("d", _register_type(ins["dtype"]))
 
     def run(w: Any, mask: Array) -> None:
-        _check(ins, w, mask)
+        check_aligned(ins, w, mask)
         a, b, c = (_to_matrix(reads[name](w), *shapes[name]) for name in "abc")
         d = _product(ins, (a, a_type), (b, b_type), c, exact=w.machine.options.exact_mma)
         w.machine.counters.add(f"mma_flops.{a_type}", 2 * m * n * k)

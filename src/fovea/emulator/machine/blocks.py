@@ -43,9 +43,16 @@ Compiled = Callable[[Any, list[Any], Array], int]
 
 @dataclass(slots=True)
 class Segment:
-    """One compiled segment; `full` and `masked` are None until first run."""
+    """One compiled segment; `full` and `masked` are None until first run.
+
+    Attributes:
+        following: the segment after it in the text, or EXIT.
+        origin: the segment of which it is the tail, where lanes went on that waited in the middle.
+    """
 
     number: int
+    following: int
+    origin: int
     piece: Piece
     instructions: list[Instruction]
     full: Compiled | None = None
@@ -172,9 +179,16 @@ class KernelProgram:
         pieces, self.labels = cut(function.body, switches, function.branch_targets)
         self._branch_targets = function.branch_targets
         self.segments = [
-            Segment(n, piece, [i for i in instructions[piece.start : piece.end] if i is not None])
+            Segment(
+                n,
+                n + 1 if n + 1 < len(pieces) else EXIT,
+                n,
+                piece,
+                [i for i in instructions[piece.start : piece.end] if i is not None],
+            )
             for n, piece in enumerate(pieces)
         ]
+        self._tails: dict[tuple[int, int], int] = {}
         self._actions: dict[int, Any] = {}
         self._costs: dict[int, list[tuple[str, int, int]]] = {}
 
@@ -191,10 +205,11 @@ class KernelProgram:
         """Return (counter, amount per warp, amount per lane) of one run of a segment."""
         costs = self._costs.get(number)
         if costs is None:
+            segment = self.segments[number]
+            # a tail was counted with the whole segment
+            instructions = segment.instructions if segment.origin == number else []
             costs = self._costs[number] = [
-                cost
-                for instruction in self.segments[number].instructions
-                for cost in instruction_costs(instruction)
+                cost for instruction in instructions for cost in instruction_costs(instruction)
             ]
         return costs
 
@@ -208,6 +223,18 @@ class KernelProgram:
             else:
                 segment.masked = compiled
         return compiled
+
+    def tail(self, segment: Segment, start: int) -> int:
+        """Return the segment of the instructions of a segment from number `start` on."""
+        rest = segment.instructions[start:]
+        key = (segment.origin, len(rest))
+        number = self._tails.get(key)
+        if number is None:
+            number = self._tails[key] = len(self.segments)
+            self.segments.append(
+                Segment(number, segment.following, segment.origin, segment.piece, rest)
+            )
+        return number
 
     # --- decoding ---------------------------------------------------------------------------
 
@@ -259,7 +286,7 @@ class KernelProgram:
 
     def _compile(self, segment: Segment, is_full: bool) -> Compiled:
         writer = _Writer(is_full)
-        following = segment.number + 1 if segment.number + 1 < len(self.segments) else EXIT
+        following = segment.following
         is_closed = False
         for instruction in segment.instructions:
             writer.instruction = instruction

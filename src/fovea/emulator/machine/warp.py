@@ -4,7 +4,8 @@ A warp is a list of splits, each a set of lanes at one place of the program. A d
 makes two splits and a reconvergence record at the immediate post-dominator; splits of one warp
 run independently, so one may wait while another goes on.
 Lives here: that state, and the objects that stand for unreadable registers. Not here: who runs
-next (`schedule.py`). Invariant: the lanes of the splits and the waiting lanes of the records
+next (`schedule.py`), lanes that wait for each other at `.sync` instructions (`meeting.py`).
+Invariant: the lanes of the splits and the waiting lanes of the records
 partition the lanes that have not exited.
 """
 
@@ -214,10 +215,10 @@ def _unwritten(dtypes: list[np.dtype], junk: int | None) -> list[Any]:
 class Warp:
     """One warp of a CTA."""
 
-    __slots__ = ("access", "cta", "current", "exited", "groups", "index", "lane_counts",
-                 "local", "looked", "max_registers", "polled", "registers", "running_mask",
-                 "segment_counts", "slot_dtypes", "specials", "splits", "state", "wait",
-                 "waited_steps")  # fmt: skip
+    __slots__ = ("access", "cta", "current", "exited", "gatherings", "groups", "index",
+                 "lane_counts", "local", "looked", "max_registers", "polled", "registers",
+                 "running_mask", "segment_counts", "slot_dtypes", "specials", "splits", "state",
+                 "wait", "waited_steps")  # fmt: skip
 
     def __init__(self, cta: Any, index: int, mask: Array, program: Any, agent: int, agents: int):
         self.cta = cta
@@ -234,6 +235,7 @@ class Warp:
         self.polled = False
         self.looked = -1  # the scheduler step of the last atomic or strong load
         self.groups: dict[Any, GroupQueue] = {}
+        self.gatherings: list[Any] = []  # of lanes that have parted: `machine/meeting.py`
         self.state: dict[Any, Any] = {}
         self.specials: dict[str, Array] = {}
         self.segment_counts: dict[int, int] = {}
@@ -322,15 +324,23 @@ class Warp:
 
     # --- control flow -----------------------------------------------------------------------
 
+    def fork(self, meet: int) -> Reconvergence | None:
+        """Return the record of where the running lanes meet again if they part."""
+        record = self.current.record
+        if meet < 0 or (record is not None and record.pc == meet):
+            return record
+        return Reconvergence(meet, self.current.mask.copy(), record)
+
     def diverge(self, taken: Array, target: int, other: int, meet: int) -> int:
         """Split the running lanes at a branch; return DIVERGED."""
+        active = self.current.mask
+        return self._divide(((other, active & ~taken), (target, active & taken)), meet)
+
+    def _divide(self, places: Iterable[tuple[int, Array]], meet: int) -> int:
         split = self.current
-        record = split.record
-        if meet >= 0 and (record is None or record.pc != meet):
-            record = Reconvergence(meet, split.mask.copy(), record)
-        active = split.mask
+        record = self.fork(meet)
         self.splits.remove(split)
-        for pc, mask in ((other, active & ~taken), (target, active & taken)):
+        for pc, mask in places:
             part = Split(pc, mask, record)
             part.calls = split.calls
             self.splits.append(part)
@@ -351,22 +361,12 @@ class Warp:
                 f"brx.idx index {int(wanted.max())} of {len(targets)} targets", self.where(None)
             )
         places = np.array(targets)[np.minimum(index, len(targets) - 1)]
-        split = self.current
-        mask = split.mask
+        mask = self.current.mask
         places = np.where(taken, places, following)
         distinct = sorted(set(places[mask].tolist()))
         if len(distinct) == 1:
             return distinct[0]
-        record = split.record
-        if meet >= 0 and (record is None or record.pc != meet):
-            record = Reconvergence(meet, split.mask.copy(), record)
-        self.splits.remove(split)
-        for pc in distinct:
-            part = Split(pc, mask & (places == pc), record)
-            part.calls = split.calls
-            self.splits.append(part)
-            self._arrive(part)
-        return DIVERGED
+        return self._divide([(pc, mask & (places == pc)) for pc in distinct], meet)
 
     def meet(self, split: Split) -> bool:
         """Merge a split into its record if it stands at its place; return whether it did."""
@@ -437,7 +437,7 @@ class Warp:
         while record is not None and not record.mask.any():
             record = record.outer
         if record is not None:
-            self._settle(record, split.calls)
+            self.settle(record)
 
     def _arrive(self, split: Split) -> None:
         record = split.record
@@ -446,14 +446,35 @@ class Warp:
         record.arrived = record.arrived | split.mask
         record.calls = split.calls
         self.splits.remove(split)
-        self._settle(record, split.calls)
+        self.settle(record)
 
-    def _settle(self, record: Reconvergence, calls: Calls) -> None:
+    def settle(self, record: Reconvergence) -> None:
+        """Let the lanes of a record go on as one if all have arrived."""
         if not (record.mask & ~record.arrived).any():
             part = Split(record.pc, record.mask, record.outer)
-            part.calls = calls
+            part.calls = record.calls
             self.splits.append(part)
             self._arrive(part)
+
+    def records_of(self, split: Split) -> Iterable[Reconvergence]:
+        """Yield where lanes of a split will meet others, the next place first."""
+        record = split.record
+        while record is not None:
+            yield record
+            record = record.outer
+
+    def records(self) -> list[Reconvergence]:
+        """Return every place where lanes of the warp will meet."""
+        return list(dict.fromkeys(r for split in self.splits for r in self.records_of(split)))
+
+    def let_go(self, record: Reconvergence) -> None:
+        """Let lanes that have arrived where lanes meet go on without the others."""
+        part = Split(record.pc, record.arrived, record.outer)
+        part.calls = record.calls
+        record.mask = record.mask & ~record.arrived
+        record.arrived = np.zeros(LANES, np.bool_)
+        self.splits.append(part)
+        self._arrive(part)
 
     def part_ways(self) -> bool:
         """Let lanes that wait where lanes meet go on alone; return whether there were any.
@@ -461,21 +482,18 @@ class Warp:
         The lanes they wait for may spin until one of them releases a lock: the manual promises
         progress to each thread.
         """
-        met: list[Reconvergence] = []
-        for split in self.splits:
-            record = split.record
-            while record is not None and record not in met:
-                met.append(record)
-                record = record.outer
-        waiting = [record for record in met if record.arrived.any()]
+        waiting = [record for record in self.records() if record.arrived.any()]
         for record in waiting:
-            part = Split(record.pc, record.arrived, record.outer)
-            part.calls = record.calls
-            record.mask = record.mask & ~record.arrived
-            record.arrived = np.zeros(LANES, np.bool_)
-            self.splits.append(part)
-            self._arrive(part)
+            self.let_go(record)
         return bool(waiting)
+
+    def note_waited(self, wait: Wait) -> None:
+        """Count the steps of a wait that ends now."""
+        waited = self.machine.step - wait.since
+        if waited:
+            self.waited_steps[wait.name] = self.waited_steps.get(wait.name, 0) + waited
+        if self.machine.trace is not None:
+            self.machine.trace.wait(self, wait, self.machine.step)
 
     @property
     def is_finished(self) -> bool:
