@@ -29,6 +29,7 @@ NOWHERE = 2**30
 # On a CPU, positions in partial blocks up to which ranges are looked for: nothing there runs by
 # them but the emulator, and the kernels compiled for a GPU.
 _MOST_POSITIONS_CPU = 2**26
+_STEP_BLOCKS = 2**20  # block states read at a time
 
 
 class KeyRanges(NamedTuple):
@@ -51,7 +52,7 @@ def find_key_ranges(program: MaskProgram, grid: BlockGrid, states: Tensor) -> Ke
 
     Partial blocks are evaluated whole: on a CPU None, too, where those are many.
     """
-    num_partial = int((states == PARTIAL).sum())
+    num_partial = int(torch.count_nonzero(states == PARTIAL))  # a sum would widen all to int64
     is_large = num_partial * grid.block_q * grid.block_kv > _MOST_POSITIONS_CPU
     if states.numel() == 0 or (grid.device.type == "cpu" and is_large):
         return None
@@ -109,17 +110,18 @@ def _of_partial_blocks(
 
 def _of_full_blocks(grid: BlockGrid, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return (begin, end, count) of the keys that each row sees in full blocks, all rows flat."""
-    is_full = states == FULL
     first_key = torch.arange(states.shape[3], device=grid.device) * grid.block_kv
     past = (first_key + grid.block_kv).clamp(max=grid.seqlen_kv)
-    of_blocks = (
-        torch.where(is_full, first_key, NOWHERE).amin(3),
-        torch.where(is_full, past, 0).amax(3),
-        torch.where(is_full, past - first_key, 0).sum(3),
-    )
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    # Some block rows at a time: positions take eight times as much memory as states.
+    for part in states.split(max(1, _STEP_BLOCKS // states.shape[3]), 2):
+        is_full = part == FULL
+        begin = torch.where(is_full, first_key, NOWHERE).amin(3)
+        end = torch.where(is_full, past, 0).amax(3)
+        found.append((begin, end, torch.where(is_full, past - first_key, 0).sum(3)))
     begin, end, count = (
-        value.repeat_interleave(grid.block_q, 2)[:, :, : grid.seqlen_q].flatten()
-        for value in of_blocks
+        torch.cat(values, 2).repeat_interleave(grid.block_q, 2)[:, :, : grid.seqlen_q].flatten()
+        for values in zip(*found, strict=True)
     )
     return begin, end, count
 

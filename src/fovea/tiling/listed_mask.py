@@ -58,7 +58,7 @@ def look(lists: BlockLists, mask: TracedMod) -> None:
 def _found(lists: BlockLists, mask: TracedMod) -> tuple[KeyRanges | None, MaskBits | None]:
     """Return what lists and mask show."""
     states = lists.states()
-    num_partial = int((states == PARTIAL).sum())
+    num_partial = int(torch.count_nonzero(states == PARTIAL))
     if num_partial * lists.block_q * lists.block_kv > _MOST_POSITIONS:
         return None, None
     sizes = (lists.block_q, lists.block_kv)

@@ -55,7 +55,8 @@ class MaskBits(NamedTuple):
 
 def find_mask_bits(program: MaskProgram, grid: BlockGrid, states: Tensor) -> MaskBits | None:
     """Return the bits of a mask with these states of 128 x 128 blocks, None where they are many."""
-    positions = int((states == PARTIAL).sum()) * BLOCK * BLOCK
+    # A sum would widen all states to int64.
+    positions = int(torch.count_nonzero(states == PARTIAL)) * BLOCK * BLOCK
     is_large = positions // 8 > _MOST_BYTES
     if is_large or (grid.device.type == "cpu" and positions > _MOST_POSITIONS_CPU):
         return None
@@ -68,8 +69,6 @@ def find_mask_bits(program: MaskProgram, grid: BlockGrid, states: Tensor) -> Mas
     for part in pieces(partial, at_once):
         words[first : first + part.shape[0]] = _words(program, grid, part)
         first += part.shape[0]
-    counts = (states == PARTIAL).sum(3)
-    starts = (counts.flatten().cumsum(0) - counts.flatten()).view_as(counts).to(torch.int32)
     lists = BlockLists.from_states(
         states,
         seqlen_q=grid.seqlen_q,
@@ -77,6 +76,8 @@ def find_mask_bits(program: MaskProgram, grid: BlockGrid, states: Tensor) -> Mas
         block_q=BLOCK,
         block_kv=BLOCK,
     )
+    counts = lists.kv_num_blocks
+    starts = (counts.flatten().cumsum(0) - counts.flatten()).view_as(counts).to(torch.int32)
     return MaskBits(lists, words, starts)
 
 

@@ -220,6 +220,9 @@ masks = {
     "causal": lambda b, h, q, kv: q >= kv,
     "window": lambda b, h, q, kv: (q >= kv) & (q - kv < 4096),
     "document": lambda b, h, q, kv: (q >= kv) & (ids[q] == ids[kv]),
+    "prefix": lambda b, h, q, kv: (q >= kv) | (kv < 70001),
+    "chunks": lambda b, h, q, kv: (q >= kv) & (q // 5000 == kv // 5000),
+    "sinks": lambda b, h, q, kv: (q >= kv) & ((q - kv < 4096) | (kv < 4)),
 }
 # Processor time of one thread: what a clock shows where nothing else runs.
 begin = time.process_time()
@@ -234,7 +237,7 @@ print(spent, (peak - before) * 1024, peak * 1024, partial, full)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["causal", "window", "document"])
+@pytest.mark.parametrize("name", ["causal", "window", "document", "prefix", "chunks", "sinks"])
 def test_block_mask_of_a_million_tokens_takes_seconds_and_little_memory(name):
     done = subprocess.run(
         [sys.executable, "-c", MILLION, name],
