@@ -137,3 +137,41 @@ def test_call_that_is_not_implemented_is_an_error_that_names_it(functions, call,
     with pytest.raises(emulator.PtxError, match=words) as caught:
         emulator.load_ptx(HEAD + functions + kernel).launch("k", 1, 32, args=[])
     assert caught.value.line > 0
+
+
+def printed(layout: str, *words: int) -> str:
+    """Return what lane 0 prints of 8-byte arguments."""
+    raw = ", ".join(str(byte) for byte in layout.encode() + b"\0")
+    stores = "".join(f"st.local.b64 [l+{8 * n}], {word};" for n, word in enumerate(words))
+    text = f"""{HEAD}.extern .func (.param .b32 r) vprintf(.param .b64 f, .param .b64 a);
+    .global .b8 text[] = {{{raw}}}; .global .b8 word[] = {{116, 114, 117, 110, 99, 0}};
+    .visible .entry k() {{ .local .align 8 .b8 l[64]; .reg .b64 %l, %m; .reg .b64 %w;
+    .param .b64 p; .param .b64 q; .param .b32 r; mov.u64 %w, word; {stores}
+    mov.u64 %l, l; cvta.local.u64 %l, %l; mov.u64 %m, text;
+    st.param.b64 [p], %m; st.param.b64 [q], %l; call.uni (r), vprintf, (p, q); ret; }}"""
+    return emulator.load_ptx(text).launch("k", 1, 1).printed[0]
+
+
+@pytest.mark.parametrize(
+    ("layout", "words", "expected"),
+    [
+        ("%10s|", ["%w"], "     trunc|"),
+        ("%-10s|", ["%w"], "trunc     |"),
+        ("%.2s|", ["%w"], "tr|"),
+        ("%*d|", [6 | 42 << 32], "    42|"),
+        ("%.*f|", [2, 0x400921FB54442D18], "3.14|"),
+        ("%a %A", [0x3FF0000000000000, 0x4008000000000000], "0x1p+0 0X1.8P+1"),
+        ("%lld %lu %zu %%", [(1 << 64) - 5, 6, 7], "-5 6 7 %"),
+        ("%p", [0x1234], "0x1234"),
+    ],
+)
+def test_printf_keeps_widths_and_precisions(layout, words, expected):
+    assert printed(layout, *words) == expected
+
+
+def test_long_chain_of_functions_is_no_limit():
+    functions = ".func f0() { ret; }\n" + "".join(
+        f".func f{n}() {{ call f{n - 1}; ret; }}\n" for n in range(1, 2000)
+    )
+    text = f"{HEAD}{functions}.visible .entry k() {{ call f1999; ret; }}"
+    emulator.load_ptx(text).launch("k", 1, 1)

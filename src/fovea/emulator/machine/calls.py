@@ -20,7 +20,7 @@ from fovea.emulator.machine.memory import LOCAL_WINDOW, WINDOW_SHIFT
 from fovea.emulator.ptx import syntax
 from fovea.emulator.ptx.types import LANES
 
-_FORMAT = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?(?:hh|h|ll|l|z)?([diouxXcsfFeEgGaAp%])")
+_FORMAT = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\*|\d*))?(hh|h|ll|l|z)?([diouxXcsfFeEgGaAp%])")
 _STRING_LIMIT = 4096
 
 
@@ -186,24 +186,35 @@ def format_c(w: Any, lane: int, text: str, buffer: int) -> str:
     """Return `text` with its C conversions filled from a va_list buffer."""
     offset = 0
 
-    def convert(match: re.Match[str]) -> str:
+    def take(size: int) -> bytes:
         nonlocal offset
-        kind = match[1]
+        offset = -(-offset // size) * size
+        offset += size
+        return read_bytes(w, lane, buffer + offset - size, size)
+
+    def number(field: str | None) -> str:
+        """Return a width or precision, which `*` takes from the arguments."""
+        return str(int.from_bytes(take(4), "little", signed=True)) if field == "*" else field or ""
+
+    def convert(match: re.Match[str]) -> str:
+        flags, width, precision, length, kind = match.groups()
         if kind == "%":
             return "%"
-        is_wide = kind in "fFeEgGaAsp" or "ll" in match[0] or "l" in match[0] or "z" in match[0]
-        size = 8 if is_wide else 4
-        offset = -(-offset // size) * size
-        raw = read_bytes(w, lane, buffer + offset, size)
-        offset += size
+        layout = f"%{flags}{number(width)}"
+        if precision is not None:
+            layout += f".{number(precision)}"
+        raw = take(8 if kind in "fFeEgGaAsp" or length in ("l", "ll", "z") else 4)
         if kind in "fFeEgGaA":
             value = float(np.frombuffer(raw, np.float64)[0])
-            return value.hex() if kind in "aA" else match[0] % value
-        signed = int.from_bytes(raw, "little", signed=kind in "di")
+            if kind not in "aA":
+                return f"{layout}{kind}" % value
+            text = re.sub(r"\.?0*p", "p", value.hex())
+            return f"{layout}s" % (text if kind == "a" else text.upper())
+        value = int.from_bytes(raw, "little", signed=kind in "di")
         if kind == "s":
-            return read_string(w, lane, signed)
+            return f"{layout}s" % read_string(w, lane, value)
         if kind == "p":
-            return hex(signed)
-        return re.sub(r"hh|h|ll|l|z", "", match[0]) % signed
+            return f"{layout}s" % hex(value)
+        return f"{layout}{kind}" % value
 
     return _FORMAT.sub(convert, text)

@@ -19,8 +19,8 @@ from fovea.emulator.ptx import syntax
 from fovea.emulator.ptx.parser import parse
 from fovea.emulator.ptx.types import size_bytes
 
-TARGETS = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_100a", "sm_100f",
-           "sm_101a", "sm_103", "sm_103a", "sm_103f", "sm_110", "sm_110a", "sm_120",
+TARGETS = ("sm_80", "sm_86", "sm_87", "sm_88", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_100a",
+           "sm_100f", "sm_101a", "sm_103", "sm_103a", "sm_103f", "sm_110", "sm_110a", "sm_120",
            "sm_120a")  # fmt: skip
 
 # CUDA programming guide, table of technical specifications; parameters: PTX ISA 5.1.6
@@ -202,12 +202,11 @@ class Layout:
         Raises:
             UnsupportedForm: a function calls itself, directly or not.
         """
-        done: list[syntax.Function] = []
-        under_way: list[str] = []
-
-        def visit(caller: syntax.Function) -> None:
-            under_way.append(caller.name)
-            for item, function in self._calls(caller):
+        done: dict[str, syntax.Function] = {}
+        under_way = {kernel.name: self._calls(kernel)}  # a stack: chains of calls may be long
+        while under_way:
+            caller, calls = next(reversed(under_way.items()))
+            for item, function in calls:
                 if function.name in under_way:
                     raise UnsupportedForm(
                         f"`{item.text}`: a recursive call of {function.name}; a function has one "
@@ -215,13 +214,14 @@ class Layout:
                         item.line,
                         item.opcode,
                     )
-                if function not in done:
-                    visit(function)
-                    done.append(function)
-            under_way.pop()
-
-        visit(kernel)
-        return done
+                if function.name not in done:
+                    under_way[function.name] = self._calls(function)
+                    break
+            else:
+                del under_way[caller]
+                if caller != kernel.name:
+                    done[caller] = self.tree.functions[caller]
+        return [*done.values()]
 
     def _calls(self, caller: syntax.Function) -> Iterator[tuple[syntax.Statement, syntax.Function]]:
         """Yield each call by name in a body, with the function of the module that it calls."""
