@@ -2,11 +2,11 @@
 
 Kernels load whole tiles of which the last rows were never filled, or branch past the loads of some
 registers, compute on what is there, and drop what comes of it. A launch that meets such a read is
-therefore run again, under the same schedule, with several contents of unwritten shared memory and
-registers. If memory, control flow and output are the same for
+therefore run again, under the same schedule, with several contents of unwritten registers, shared
+and local memory (`machine/unwritten.py`). If memory, control flow and output are the same for
 all, the bytes decide nothing and a warning tells of the read; else the first report stands.
 Lives here: those runs. Not here: which bytes were written (`machine/memory.py`, `machine/warp.py`);
-local and tensor memory and results in flight, whose reads are always faults. Invariant: a launch
+tensor memory and results in flight, whose reads are always faults. Invariant: a launch
 ends with the memory of one whole run or, if it reads what nobody wrote, as it was before.
 """
 
@@ -18,10 +18,8 @@ import numpy as np
 
 from fovea.emulator.errors import EmulatorError, UninitialisedRead
 from fovea.emulator.machine.memory import GlobalMemory, Segment
+from fovea.emulator.machine.unwritten import CONTENTS
 
-# zero, and large numbers of both signs in every float and integer format; a sum of squares tells
-# the first from the others, a largest or smallest value one of these
-CONTENTS = (0x00, 0x7B, 0xFB)
 _LIMIT_BYTES = 1 << 30  # launches with more global memory are not run again: it is copied before
 
 
@@ -29,8 +27,8 @@ def run_past_junk(attempt: Callable[[int | None], Any], memory: GlobalMemory) ->
     """Run a launch; if it reads what nobody wrote, find out whether that matters.
 
     Args:
-        attempt: runs the launch and returns its Result; given a byte, unwritten registers and
-            shared memory consist of it and are no fault.
+        attempt: runs the launch and returns its Result; given one of `CONTENTS`, unwritten
+            registers and memory hold it and are no fault.
         memory: what the launch may write.
 
     Raises:

@@ -61,6 +61,12 @@ USED = {
         END:""",
     "an address": """and.b32 %v, %v, 12; cvt.u64.u32 %o, %v; add.u64 %out, %out, %o;
         @!%in st.global.b32 [%out], 1;""",
+    "one bit of it": """and.b32 %v, %v, 4; setp.ne.u32 %p, %v, 0; selp.b32 %v, 1, 0, %p;
+        @!%in st.global.b32 [%out], %v;""",
+    "the difference of two": """shfl.sync.bfly.b32 %w, %v, 1, 31, -1; sub.u32 %w, %w, %v;
+        @!%in st.global.b32 [%out], %w;""",
+    "whether two are equal": """shfl.sync.bfly.b32 %w, %v, 2, 31, -1; setp.eq.u32 %p, %w, %v;
+        selp.b32 %v, 1, 0, %p; @!%in st.global.b32 [%out], %v;""",
     "a wild address": """cvt.u64.u32 %o, %v; add.u64 %out, %out, %o;
         ld.global.b32 %w, [%out];""",
 }
@@ -127,3 +133,44 @@ def test_dropped_read_that_nothing_orders_with_its_write_is_still_a_fault():
             except (emulator.RaceError, emulator.UninitialisedRead):
                 found += 1
         assert found == expected
+
+
+LOCAL = """.local .align 4 .b8 l[16]; .reg .b16 %h;
+    ld.local.u8 %h, [l+{place}]; st.local.u8 [l+8], %h; st.local.u32 [l], %t;
+    ld.local.u32 %v, [l]; add.u32 %v, %v, 1; st.global.b32 [%out], %v;"""
+
+
+def test_copy_of_unwritten_local_memory_that_is_dropped_is_a_warning():
+    # as a compiler copies objects of empty classes
+    text = HEAD + ROWS.replace("ld.shared.b32 %v, [%s];", "")
+    out = np.zeros(32, np.uint32)
+    result = emulator.load_ptx(text.format(body=LOCAL.format(place=4))).launch(
+        "k", 1, 32, args=[out]
+    )
+    assert out.tolist() == list(range(1, 33))
+    (warning,) = result.warnings
+    assert "`ld.local.u8 %h, [l+4]`" in warning
+
+
+def test_unwritten_local_memory_that_is_stored_is_a_fault():
+    text = HEAD + ROWS.replace("ld.shared.b32 %v, [%s];", "")
+    body = ".local .b32 l[2]; ld.local.u32 %v, [l]; st.global.b32 [%out], %v;"
+    with pytest.raises(emulator.UninitialisedRead, match="local memory"):
+        emulator.load_ptx(text.format(body=body)).launch("k", 1, 32, args=[np.zeros(32, np.uint32)])
+
+
+@pytest.mark.parametrize("operation", ["xor.b32 %v, %v, %w", "sub.u32 %v, %v, %w"])
+def test_function_of_two_unwritten_registers_is_a_fault(operation):
+    text = HEAD + ROWS.replace("ld.shared.b32 %v, [%s];", "")
+    module = emulator.load_ptx(text.format(body=f"{operation}; st.global.b32 [%out], %v;"))
+    with pytest.raises(emulator.UninitialisedRead, match="was never written"):
+        module.launch("k", 1, 32, args=[np.zeros(32, np.uint32)])
+
+
+def test_unwritten_predicates_are_true_and_false():
+    text = HEAD + ROWS.replace("ld.shared.b32 %v, [%s];", "")
+    body = (
+        ".reg .pred %a, %b; xor.pred %p, %a, %b; selp.b32 %v, 1, 0, %p; st.global.b32 [%out], %v;"
+    )
+    with pytest.raises(emulator.UninitialisedRead, match="was never written"):
+        emulator.load_ptx(text.format(body=body)).launch("k", 1, 32, args=[np.zeros(32, np.uint32)])

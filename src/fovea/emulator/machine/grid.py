@@ -35,6 +35,7 @@ from fovea.emulator.machine.tmem import (
     TMEM_LANES,
     TensorMemory,
 )
+from fovea.emulator.machine.unwritten import unwritten_bytes
 from fovea.emulator.machine.warp import Warp
 from fovea.emulator.options import Options
 from fovea.emulator.ptx.types import LANES
@@ -71,7 +72,7 @@ class Machine:
         self.random = Random(options.seed)
         self.counters = Counters(program)
         self.trace: Any = None
-        self.junk: int | None = None  # the bytes of what nobody wrote, see `junk.py`
+        self.junk: int | None = None  # which content of what nobody wrote, see `junk.py`
         self.step = 0
         self.time = 0
         self.events = 0
@@ -222,7 +223,7 @@ class Cta:
         size = SHARED_RESERVED_BYTES + machine.shared_bytes
         size = -(-size // 16) * 16
         name = f"shared memory of CTA {self.index}"
-        data = np.full(size, machine.junk or 0, np.uint8)
+        data = unwritten_bytes(machine.junk or 0, size)
         shared = Segment(name, "shared", data, 0, SHARED_RESERVED_BYTES)
         if machine.options.detect_uninitialised and machine.junk is None:
             shared.track_initialised()

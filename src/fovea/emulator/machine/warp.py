@@ -18,6 +18,7 @@ from fovea.emulator.async_engine import GroupQueue, Operation
 from fovea.emulator.errors import IllegalOperand, Trap, Where
 from fovea.emulator.isa.instruction import ALL_BYTES, ALL_LANES, Array
 from fovea.emulator.machine.memory import Segment
+from fovea.emulator.machine.unwritten import unwritten_bytes, unwritten_registers
 from fovea.emulator.ptx.types import LANES
 from fovea.emulator.races import Access, Clock
 
@@ -201,17 +202,6 @@ class Split:
         self.line = 0
 
 
-def _unwritten(dtypes: list[np.dtype], junk: int | None) -> list[Any]:
-    """Return registers that nobody has written: unreadable, or of bytes that are all `junk`."""
-    if junk is None:
-        return [UNINITIALISED] * len(dtypes)
-    raw = {dtype: bytes([min(junk, 1) if dtype.kind == "b" else junk]) for dtype in dtypes}
-    lanes = {
-        dtype: np.frombuffer(byte * dtype.itemsize * LANES, dtype) for dtype, byte in raw.items()
-    }
-    return [lanes[dtype] for dtype in dtypes]
-
-
 class Warp:
     """One warp of a CTA."""
 
@@ -224,7 +214,10 @@ class Warp:
         self.cta = cta
         self.index = index
         self.slot_dtypes: list[np.dtype] = program.slot_dtypes
-        self.registers: list[Any] = _unwritten(self.slot_dtypes, cta.cluster.machine.junk)
+        content = cta.cluster.machine.junk
+        self.registers: list[Any] = [UNINITIALISED] * len(self.slot_dtypes)
+        if content is not None:
+            self.registers[:] = unwritten_registers(content, self.slot_dtypes)
         self.access = Access(self, None, agent, Clock(agents))
         self.access.tick()
         self.exited = ~mask
@@ -277,8 +270,9 @@ class Warp:
         """Return the local memory of the warp: 32 threads one after the other."""
         if self.local is None:
             size: int = self.machine.program.local_bytes
-            self.local = Segment("local memory", "local", np.zeros(LANES * size, np.uint8), 0)
-            if self.machine.options.detect_uninitialised:
+            data = unwritten_bytes(self.machine.junk or 0, LANES * size)
+            self.local = Segment("local memory", "local", data, 0)
+            if self.machine.options.detect_uninitialised and self.machine.junk is None:
                 self.local.track_initialised()
         return self.local
 
