@@ -175,9 +175,16 @@ class KvCache:
     def append(self, table: Tensor, seqlens: Tensor) -> None:
         """Write the new rows behind the used ones."""
         page, row = self._places(table, seqlens)
+        k, v = self._kept(cast(Tensor, self.k)), self._kept(cast(Tensor, self.v))
         with torch.no_grad():
-            self.k_cache[page, row] = cast(Tensor, self.k)
-            self.v_cache[page, row] = cast(Tensor, self.v)
+            self.k_cache[page, row] = k
+            self.v_cache[page, row] = v
+
+    def _kept(self, rows: Tensor) -> Tensor:
+        """Return new rows, copied where the caches hold them: writing would change them."""
+        if torch.compiler.is_compiling():  # which cannot ask; the copy is fused there
+            return rows.clone()
+        return rows.clone() if any(_shares(rows, c) for c in (self.k_cache, self.v_cache)) else rows
 
     def _places(self, table: Tensor, seqlens: Tensor) -> tuple[Tensor, Tensor]:
         """Return the (page, row in it) of each new row, both (batch, seqlen_new) int64."""
@@ -222,6 +229,10 @@ def _check_range(
 def _is_cast(q: Tensor) -> bool:
     """Return whether autocast casts q and the caches alike."""
     return not q.is_meta and torch.is_autocast_enabled(q.device.type)
+
+
+def _shares(a: Tensor, b: Tensor) -> bool:
+    return bool(torch._C._is_alias_of(a, b))  # pyright: ignore
 
 
 def _overlaps(tensor: Tensor) -> bool:

@@ -206,3 +206,22 @@ def test_argument_of_a_drop_in_that_is_wrong_names_itself(name):
 @pytest.mark.parametrize("zero", [0, 0.0, np.float32(0), torch.tensor(0.0)], ids=repr)
 def test_softcap_of_zero_is_off_however_it_is_written(zero):
     assert torch.equal(dense(softcap=zero), fovea.attention(Q, NEW, NEW))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_new_rows_that_are_views_of_the_caches_are_appended_as_they_were(compiled):
+    q = torch.randn(2, 5, 4, 8)
+    keys, values = torch.randn(2, 16, 2, 8), torch.randn(2, 16, 2, 8)
+    wanted_k, wanted_v = keys[:, 0:5].clone(), keys[:, 2:7].clone()
+
+    def step(q, keys, values):
+        # v too: rows of the cache that k is written to
+        return flash_attn_with_kvcache(
+            q, keys, values, keys[:, 0:5], keys[:, 2:7], cache_seqlens=3, causal=True
+        )
+
+    out = (torch.compile(step, backend="aot_eager") if compiled else step)(q, keys, values)
+    assert torch.equal(keys[:, 3:8], wanted_k)
+    assert torch.equal(values[:, 3:8], wanted_v)
+    again = flash_attn_with_kvcache(q, keys, values, cache_seqlens=8, causal=True)
+    assert torch.equal(out, again)
