@@ -1,7 +1,8 @@
 """Casts of traced values between dtypes.
 
-Lives here: `.to`, `.float()` and their like, and the graph's names of torch's dtypes. Not here:
-promotion (`builder.py`). Invariant: a cast to the value's own dtype adds no node.
+Lives here: `.to`, `.float()` and their like, the graph's names of torch's dtypes, functions of
+16-bit floats that torch computes in fp32. Not here: promotion (`builder.py`). Invariant: a cast to
+the value's own dtype adds no node.
 """
 
 # User code hands over values of any type: what isinstance leaves of `Any` is unknown to pyright.
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fovea.errors import TraceError
-from fovea.mods.builder import Term
+from fovea.mods.builder import Term, result_dtype
 from fovea.mods.graph import DTYPE_NAME
 from fovea.mods.handlers import OPERATORS, Handler, Tracing, register
 
@@ -45,6 +46,32 @@ def name_of(dtype: torch.dtype) -> str:
             f"dtype {dtype} cannot be traced (allowed: {', '.join(map(str, DTYPE_NAME))}); cast it"
         )
     return DTYPE_NAME[dtype]
+
+
+def in_float32(handler: Handler) -> Handler:
+    """Return a function of several nodes that computes 16-bit floats in fp32 and rounds once.
+
+    torch's own kernels do: rounded after every node, 300 ** 2 would be infinite in float16.
+    """
+
+    def wide(t: Tracing, *args: Any, **names: Any) -> Term:
+        values = [*args, *names.values()]
+        terms = [t.term(value) for value in values if isinstance(value, (Tensor, Term))]
+        dtype = result_dtype(terms) if terms else ""
+        if dtype not in ("f16", "bf16"):
+            return handler(t, *args, **names)
+        args = tuple([_widened(t, value) for value in args])
+        names = {name: _widened(t, value) for name, value in names.items()}
+        return t.builder.cast(handler(t, *args, **names), dtype)
+
+    return wide
+
+
+def _widened(t: Tracing, value: Any) -> Any:
+    if not isinstance(value, (Tensor, Term)):
+        return value
+    term = t.term(value)
+    return t.builder.cast(term, "f32") if term.dtype in ("f16", "bf16") else value
 
 
 def _same(t: Tracing, x: Any, *args: Any, **names: Any) -> Term:

@@ -318,7 +318,7 @@ _UNARY: dict[str, _Unary] = {
     "cosh": lambda d, g, x, y: d.op("mul", g, d.op("sinh", x)),
     "asinh": lambda d, g, x, y: d.op("mul", g, d.op("rsqrt", d.one_plus(d.square(x)))),
     "acosh": lambda d, g, x, y: d.op(
-        "mul", g, d.op("rsqrt", d.op("neg", d.one_minus(d.square(x))))
+        "mul", g, d.op("rsqrt", d.op("sub", d.square(x), d.number(1.0, x)))
     ),
     "atanh": lambda d, g, x, y: d.op("div", g, d.one_minus(d.square(x))),
     "tanh": lambda d, g, x, y: d.op("mul", g, d.one_minus(d.square(y))),
@@ -345,7 +345,11 @@ def _div(d: Differentiation, g: int, x: int, y: int, out: int) -> tuple[int, int
 
 
 def _atan2(d: Differentiation, g: int, y: int, x: int, out: int) -> tuple[int, int]:
-    share = d.op("div", g, d.op("add", d.square(x), d.square(y)))
+    squares = d.op("add", d.square(x), d.square(y))
+    zero = d.number(0.0, squares)
+    at_zero = d.compare("eq", squares, zero)
+    # 0 at the origin, as torch has it
+    share = d.b.add("where", (at_zero, zero, d.op("div", g, squares)), d.dtype_of(squares))
     return d.op("mul", share, x), d.op("neg", d.op("mul", share, y))
 
 

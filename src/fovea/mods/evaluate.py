@@ -178,11 +178,17 @@ def schedule(program: Graph | ScoreDerivative) -> Schedule:
         product = node.args[0]
         if nodes[product].op != "mul" or readers[product] > 1 or product in program.outputs:
             continue
-        if all(nodes[factor].op == "load" for factor in nodes[product].args):
+        if all(_is_row(nodes, factor) for factor in nodes[product].args):
             products.add(product)
             for factor in nodes[product].args:
                 last[factor] = max(last[factor], number)
     return Schedule(tuple(last), frozenset(products))
+
+
+def _is_row(nodes: tuple[Node, ...], number: int) -> bool:
+    """Return whether a node is an element of a captured tensor, in its own dtype or a wider one."""
+    node = nodes[number]
+    return node.op == "load" or (node.op == "cast" and nodes[node.args[0]].op == "load")
 
 
 def _dot(node: Node, factors: list[Tensor], rank: int) -> Tensor:

@@ -1,8 +1,9 @@
 """Torch functions made of several nodes, attributes of traced values, and refusals.
 
 Lives here: activations and other composites, in-place variants. Not here: single nodes
-(`operators.py`), rows (`indexing.py`), constants (`factories.py`). Invariant: a composite has
-torch's value and torch's derivative, kinks included.
+(`operators.py`), rows (`indexing.py`, `reductions.py`), constants (`factories.py`). Invariant:
+a composite has torch's value and torch's derivative, kinks included; one with arithmetic rounds
+16-bit floats once.
 """
 
 # User code hands over values of any type: what isinstance leaves of `Any` is unknown to pyright.
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from fovea.errors import TraceError
 from fovea.mods.builder import FLOATS, Term, default_float, result_dtype
+from fovea.mods.casts import in_float32
 from fovea.mods.graph import TORCH_DTYPE
 from fovea.mods.handlers import OPERATORS, Handler, Tracing, register
 from fovea.mods.indexing import getitem
@@ -30,6 +32,7 @@ from fovea.mods.operators import (
     unary,
     where,
 )
+from fovea.mods.reductions import enter_reductions
 
 # ------------------------------------------------------------------------------- activations
 
@@ -42,11 +45,13 @@ def _leaky_relu(t: Tracing, x: Any, negative_slope: float = 0.01, inplace: bool 
     return where(t, compare(t, "gt", x, 0), x, binary(t, "mul", x, negative_slope))
 
 
+@in_float32
 def _elu(t: Tracing, x: Any, alpha: Any = 1.0, inplace: bool = False) -> Term:
     negative = binary(t, "mul", unary(t, "expm1", x), alpha)
     return where(t, compare(t, "gt", x, 0), x, negative)
 
 
+@in_float32
 def _selu(t: Tracing, x: Any, inplace: bool = False) -> Term:
     # Source: Klambauer et al., Self-Normalizing Neural Networks, section 2, equation (2).
     alpha, scale = 1.6732632423543772, 1.0507009873554805
@@ -54,15 +59,18 @@ def _selu(t: Tracing, x: Any, inplace: bool = False) -> Term:
     return where(t, compare(t, "gt", x, 0), binary(t, "mul", x, scale), negative)
 
 
+@in_float32
 def _celu(t: Tracing, x: Any, alpha: Any = 1.0, inplace: bool = False) -> Term:
     curve = unary(t, "expm1", binary(t, "div", x, alpha))
     return where(t, compare(t, "gt", x, 0), x, binary(t, "mul", curve, alpha))
 
 
+@in_float32
 def _silu(t: Tracing, x: Any, inplace: bool = False) -> Term:
     return binary(t, "mul", x, unary(t, "sigmoid", x))
 
 
+@in_float32
 def _gelu(t: Tracing, x: Any, *, approximate: str = "none") -> Term:
     half = binary(t, "mul", x, 0.5)
     if approximate == "tanh":
@@ -74,18 +82,24 @@ def _gelu(t: Tracing, x: Any, *, approximate: str = "none") -> Term:
     return binary(t, "mul", half, binary(t, "add", curve, 1.0))
 
 
+@in_float32
 def _softplus(t: Tracing, x: Any, beta: Any = 1.0, threshold: Any = 20.0) -> Term:
     scaled = binary(t, "mul", x, beta)
     curve = binary(t, "div", unary(t, "log1p", unary(t, "exp", scaled)), beta)
     return where(t, compare(t, "gt", scaled, threshold), x, curve)
 
 
+@in_float32
 def _logsigmoid(t: Tracing, x: Any) -> Term:
     # min(x, 0) - log1p(exp(-|x|)): no overflow on either side
-    tail = unary(t, "log1p", unary(t, "exp", unary(t, "neg", unary(t, "abs", x))))
-    return binary(t, "sub", where(t, compare(t, "lt", x, 0), x, 0.0), tail)
+    is_negative = compare(t, "lt", x, 0)
+    # not abs(x), whose derivative at 0 is 0: that of logsigmoid is 1/2 there
+    size = where(t, is_negative, unary(t, "neg", x), x)
+    tail = unary(t, "log1p", unary(t, "exp", unary(t, "neg", size)))
+    return binary(t, "sub", where(t, is_negative, x, 0.0), tail)
 
 
+@in_float32
 def _mish(t: Tracing, x: Any, inplace: bool = False) -> Term:
     return binary(t, "mul", x, unary(t, "tanh", _softplus(t, x)))
 
@@ -105,10 +119,12 @@ def _relu6(t: Tracing, x: Any, inplace: bool = False) -> Term:
     return _hardtanh(t, x, 0.0, 6.0)
 
 
+@in_float32
 def _hardsigmoid(t: Tracing, x: Any, inplace: bool = False) -> Term:
     return binary(t, "div", _relu6(t, binary(t, "add", x, 3.0)), 6.0)
 
 
+@in_float32
 def _hardswish(t: Tracing, x: Any, inplace: bool = False) -> Term:
     ramp = binary(t, "div", binary(t, "mul", x, binary(t, "add", x, 3.0)), 6.0)
     zero = t.builder.cast(t.term(0), t.term(x).dtype)
@@ -132,6 +148,7 @@ def _threshold(t: Tracing, x: Any, threshold: Any, value: Any, inplace: bool = F
     return where(t, compare(t, "le", x, threshold), filled, x)
 
 
+@in_float32
 def _softsign(t: Tracing, x: Any) -> Term:
     return binary(t, "div", x, binary(t, "add", unary(t, "abs", x), 1))
 
@@ -151,6 +168,7 @@ def _reciprocal(t: Tracing, x: Any) -> Term:
     return binary(t, "div", 1.0, x)
 
 
+@in_float32
 def _addcmul(t: Tracing, x: Any, y: Any, z: Any, value: Any = 1) -> Term:
     dtype = result_dtype([t.term(operand) for operand in (x, y, z)])
     if dtype not in FLOATS:  # a number beyond the dtype is refused, as with alpha
@@ -158,6 +176,7 @@ def _addcmul(t: Tracing, x: Any, y: Any, z: Any, value: Any = 1) -> Term:
     return binary(t, "add", x, binary(t, "mul", binary(t, "mul", y, z), value))
 
 
+@in_float32
 def _addcdiv(t: Tracing, x: Any, y: Any, z: Any, value: Any = 1) -> Term:
     return binary(t, "add", x, binary(t, "mul", binary(t, "div", y, z), value))
 
@@ -170,6 +189,7 @@ def _number(t: Tracing, value: Any, dtype: str) -> Any:
     )
 
 
+@in_float32
 def _lerp(t: Tracing, x: Any, y: Any, weight: Any) -> Term:
     weight = _number(t, weight, result_dtype((t.term(x), t.term(y))))
     near = binary(t, "add", x, binary(t, "mul", weight, binary(t, "sub", y, x)))
@@ -187,10 +207,12 @@ def _copysign(t: Tracing, x: Any, y: Any) -> Term:
     return where(t, negative, unary(t, "neg", size), size)
 
 
+@in_float32
 def _hypot(t: Tracing, x: Any, y: Any) -> Term:
     return unary(t, "sqrt", binary(t, "add", _square(t, x), _square(t, y)))
 
 
+@in_float32
 def _logaddexp(t: Tracing, x: Any, y: Any) -> Term:
     top = binary(t, "maximum", x, y)
     gap = unary(t, "neg", unary(t, "abs", binary(t, "sub", x, y)))
@@ -199,6 +221,7 @@ def _logaddexp(t: Tracing, x: Any, y: Any) -> Term:
     return where(t, compare(t, "eq", unary(t, "abs", top), math.inf), top, sum_)
 
 
+@in_float32
 def _logaddexp2(t: Tracing, x: Any, y: Any) -> Term:
     top = binary(t, "maximum", x, y)
     gap = unary(t, "neg", unary(t, "abs", binary(t, "sub", x, y)))
@@ -208,6 +231,7 @@ def _logaddexp2(t: Tracing, x: Any, y: Any) -> Term:
     )
 
 
+@in_float32
 def _erfc(t: Tracing, x: Any) -> Term:
     # torch's value to the rounding of 1: of a tail below that nothing is left
     return binary(t, "sub", 1.0, unary(t, "erf", x))
@@ -217,13 +241,19 @@ def _frac(t: Tracing, x: Any) -> Term:
     return binary(t, "sub", x, unary(t, "trunc", x))
 
 
+@in_float32
 def _xlogy(t: Tracing, x: Any, y: Any) -> Term:
     y = _number(t, y, result_dtype((t.term(x), t.term(y))))
-    product = binary(t, "mul", x, unary(t, "log", y))
-    nan, zero = (t.builder.strong(value, product.dtype) for value in (math.nan, 0.0))
-    return where(t, compare(t, "eq", x, 0), where(t, compare(t, "ne", y, y), nan, zero), product)
+    # where x is 0 and log(y) infinite or NaN, log(1): a where around the product would hide
+    # that the derivative for x is log(y)
+    is_singular = t.builder.pointwise(
+        "or", (compare(t, "le", y, 0), compare(t, "eq", y, math.inf)), "b1"
+    )
+    is_singular = t.builder.pointwise("and", (compare(t, "eq", x, 0), is_singular), "b1")
+    return binary(t, "mul", x, unary(t, "log", where(t, is_singular, 1.0, y)))
 
 
+@in_float32
 def _logit(t: Tracing, x: Any, eps: Any = None) -> Term:
     p = x
     if eps is not None:
@@ -397,6 +427,7 @@ def _enter() -> None:
                     INPLACE[python_name] = plain
 
 
+enter_reductions()
 _enter()
 enter_python_operators()
 # Operators of torch.library packages, by "namespace::name".

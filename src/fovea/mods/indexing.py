@@ -1,8 +1,9 @@
 """Gathers from captured tensors and the shapes of traced rows.
 
-Lives here: `tensor[...]` with traced indices, rows and their dimensions, reductions over rows. Not
-here: pointwise functions (`operators.py`). Invariant: an index expression has one integer node per
-dimension of the captured tensor; a slice becomes an axis, which some reduction must consume.
+Lives here: `tensor[...]` with traced indices, rows and their dimensions. Not here:
+pointwise functions (`operators.py`), reductions over rows (`reductions.py`). Invariant: an index
+expression has one integer node per dimension of the captured tensor; a slice becomes an axis, which
+some reduction must consume.
 """
 
 # User code hands over values of any type: what isinstance leaves of `Any` is unknown to pyright.
@@ -12,14 +13,13 @@ dimension of the captured tensor; a slice becomes an axis, which some reduction 
 import operator
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fovea.errors import GatherError, TraceError
-from fovea.mods.builder import FLOATS, Term, default_float
+from fovea.mods.builder import FLOATS, Term
 from fovea.mods.casts import name_of
 from fovea.mods.handlers import OPERATORS, Tracing, register
-from fovea.mods.operators import binary, compare, truth, unary, where
+from fovea.mods.operators import compare, where
 
 
 def _items(index: Any, rank: int) -> list[Any]:
@@ -176,16 +176,18 @@ class RowSource:
 # -------------------------------------------------------------------------------- dimensions
 
 
-def _place(dimension: Any, rank: int) -> int:
+def place_of(dimension: Any, rank: int) -> int:
+    """Return the place of a dimension that may be counted from the end."""
     place = operator.index(dimension)
     if not -max(rank, 1) <= place < max(rank, 1):
         raise IndexError(f"dimension {place} is out of range for {rank} dimensions")
     return place % max(rank, 1)
 
 
-def _unsqueeze(t: Tracing, x: Any, dim: int) -> Term:
+def unsqueeze(t: Tracing, x: Any, dim: int) -> Term:
+    """Return x with a new dimension of extent 1."""
     term = t.term(x)
-    place = _place(dim, len(term.dims) + 1)
+    place = place_of(dim, len(term.dims) + 1)
     return Term(term.node, term.dtype, (*term.dims[:place], None, *term.dims[place:]))
 
 
@@ -195,24 +197,25 @@ def _squeeze(t: Tracing, x: Any, dim: Any = None) -> Term:
     if dim is None:
         chosen = list(range(rank))
     else:
-        chosen = [_place(d, rank) for d in (dim if isinstance(dim, tuple) else (dim,))]
+        chosen = [place_of(d, rank) for d in (dim if isinstance(dim, tuple) else (dim,))]
     dims = tuple(a for place, a in enumerate(term.dims) if a is not None or place not in chosen)
     return Term(term.node, term.dtype, dims)
 
 
-def _permute(t: Tracing, x: Any, *order: Any) -> Term:
+def permute(t: Tracing, x: Any, *order: Any) -> Term:
+    """Return x with its dimensions in another order."""
     term = t.term(x)
     places = order[0] if len(order) == 1 and isinstance(order[0], (tuple, list)) else order
     rank = len(term.dims)
-    return Term(term.node, term.dtype, tuple(term.dims[_place(place, rank)] for place in places))
+    return Term(term.node, term.dtype, tuple(term.dims[place_of(place, rank)] for place in places))
 
 
 def _transpose(t: Tracing, x: Any, a: int, b: int) -> Term:
     rank = len(t.term(x).dims)
     order = list(range(rank))
-    first, second = _place(a, rank), _place(b, rank)
+    first, second = place_of(a, rank), place_of(b, rank)
     order[first], order[second] = second, first
-    return _permute(t, x, order)
+    return permute(t, x, order)
 
 
 def _turned(t: Tracing, x: Any) -> Term:
@@ -263,7 +266,7 @@ def _reshape(t: Tracing, x: Any, *sizes: Any) -> Term:
 
 def _unbind(t: Tracing, x: Any, dim: int = 0) -> tuple[Term, ...]:
     term = t.term(x)
-    place = _place(dim, len(term.dims))
+    place = place_of(dim, len(term.dims))
     before = (slice(None),) * place
     return tuple(getitem(t, term, (*before, i)) for i in range(t.builder.extent(term, place)))
 
@@ -281,180 +284,32 @@ def _stack(t: Tracing, values: Any, dim: int = 0) -> Term:
     result = terms[-1]
     for number in range(len(terms) - 2, -1, -1):
         result = where(t, compare(t, "eq", step, number), terms[number], result)
-    place = _place(dim, len(result.dims) + 1)
+    place = place_of(dim, len(result.dims) + 1)
     new = axis if len(terms) > 1 else None
     return Term(result.node, result.dtype, (*result.dims[:place], new, *result.dims[place:]))
 
 
-# -------------------------------------------------------------------------------- reductions
-
-
-def _reduced(t: Tracing, op: str, term: Term, dim: Any, keepdim: bool, dtype: str) -> Term:
-    rank = len(term.dims)
-    if dim is None or dim in ((), []):
-        places = list(range(rank))
-    else:
-        chosen = dim if isinstance(dim, (tuple, list)) else (dim,)
-        places = sorted({_place(d, rank) for d in chosen}) if rank else []
-    term = t.builder.cast(term, dtype)
-    for place in reversed(places):
-        term = t.builder.reduce(op, term, place, dtype, keepdim)
-    return term
-
-
-def _counting(op: str) -> Any:
-    def handler(
-        t: Tracing, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
-    ) -> Term:
-        term = t.term(x)
-        kept = term.dtype if term.dtype in FLOATS else "i64"
-        return _reduced(t, op, term, dim, keepdim, kept if dtype is None else name_of(dtype))
-
-    return handler
-
-
-_sum = _counting("sum")
-
-
-def _extreme(op: str) -> Any:
-    def handler(t: Tracing, x: Any, dim: Any = None, keepdim: bool = False) -> Term:
-        term = t.term(x)
-        return _reduced(t, op, term, dim, keepdim, term.dtype)
-
-    return handler
-
-
-def _truths(op: str) -> Any:
-    def handler(t: Tracing, x: Any, dim: Any = None, keepdim: bool = False) -> Term:
-        return _reduced(t, op, truth(t, x), dim, keepdim, "b1")
-
-    return handler
-
-
-def _max_or_min(op: str, pair: str) -> Any:
-    def handler(t: Tracing, x: Any, other: Any = None, keepdim: bool = False, **names: Any) -> Any:
-        if other is None and not names:
-            term = t.term(x)
-            return _reduced(t, op, term, None, False, term.dtype)
-        if names or isinstance(other, int):
-            raise TraceError(f"{op[1:]}(dim=...) also gives positions; use torch.{op}(x, dim)")
-        return binary(t, pair, x, other)
-
-    return handler
-
-
-def _mean(t: Tracing, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Term:
-    term = t.term(x)
-    if dtype is not None:
-        term = t.builder.cast(term, name_of(dtype))
-    if term.dtype not in FLOATS:
-        raise TraceError(f"mean of {term.dtype} is not defined in torch; cast with .float()")
-    total = _sum(t, term, dim, keepdim)
-    places = range(len(term.dims)) if dim is None else dim if isinstance(dim, tuple) else (dim,)
-    count = 1
-    for place in places:
-        count *= t.builder.extent(term, _place(place, len(term.dims)))
-    return binary(t, "div", total, count)
-
-
-def _count_nonzero(t: Tracing, x: Any, dim: Any = None) -> Term:
-    return _sum(t, truth(t, x), dim)
-
-
-def _norm(t: Tracing, x: Any, p: Any = 2, dim: Any = None, keepdim: bool = False, **_: Any) -> Term:
-    if p not in (2, "fro", None):
-        raise TraceError(f"norm of order {p} cannot be traced (allowed: 2); write it as a sum")
-    return unary(t, "sqrt", _sum(t, binary(t, "mul", x, x), dim, keepdim))
-
-
-def _vector_norm(t: Tracing, x: Any, ord: Any = 2, *args: Any, **names: Any) -> Term:  # noqa: A002
-    return _norm(t, x, ord, *args, **names)
-
-
-def _matmul(t: Tracing, x: Any, y: Any, *, out: Any = None) -> Term:
-    left, right = t.term(x), t.term(y)
-    if not left.dims or not right.dims:
-        raise TraceError("matmul needs rows; use * for 0-d values")
-    if len(right.dims) == 1:
-        return _sum(t, binary(t, "mul", left, right), -1)
-    rows = Term(left.node, left.dtype, (*left.dims, None))
-    columns = right
-    if len(left.dims) > 1:
-        columns = Term(
-            right.node, right.dtype, (*right.dims[:-2], None, right.dims[-2], right.dims[-1])
-        )
-    return _sum(t, binary(t, "mul", rows, columns), -2)
-
-
-def _rmatmul(t: Tracing, x: Any, y: Any) -> Term:
-    return _matmul(t, y, x)
-
-
-def _vecdot(t: Tracing, x: Any, y: Any, dim: int = -1) -> Term:
-    return _sum(t, binary(t, "mul", x, y), dim)
-
-
-def _einsum(t: Tracing, equation: str, *operands: Any) -> Term:
-    values = operands[0] if len(operands) == 1 and isinstance(operands[0], list) else operands
-    left, arrow, right = equation.replace(" ", "").partition("->")
-    parts = left.split(",")
-    letters = sorted(set(left) - {","})
-    if "." in left or not arrow or any(len(set(part)) != len(part) for part in parts):
-        raise TraceError(
-            f"einsum {equation!r} cannot be traced (allowed: no dots or repeats, and ->)"
-        )
-    product: Any = None
-    for part, value in zip(parts, values):
-        term = t.term(value)
-        dims = tuple(term.dims[part.index(c)] if c in part else None for c in letters)
-        spread = Term(term.node, term.dtype, dims)
-        product = spread if product is None else binary(t, "mul", product, spread)
-    order = [letters.index(c) for c in right]
-    summed = tuple(place for place, c in enumerate(letters) if c not in right)
-    total = _sum(t, product, summed, True) if summed else product
-    kept = _permute(t, total, [*order, *summed])
-    return Term(kept.node, kept.dtype, kept.dims[: len(order)])
-
-
-def _isin(t: Tracing, x: Any, values: Any, *, invert: bool = False, **_: Any) -> Term:
-    test = t.term(values)
-    if len(test.dims) > 1:
-        raise TraceError("isin needs a captured tensor of one dimension; use .flatten() outside")
-    found = _truths("any")(t, compare(t, "eq", _unsqueeze(t, x, -1), test), -1)
-    return compare(t, "eq", found, False) if invert else found
-
-
 def _index_select(t: Tracing, base: Any, dim: int, index: Any) -> Term:
     rank = len(t.source(base).extents)
-    place = _place(dim, rank)
+    place = place_of(dim, rank)
     items: list[Any] = [slice(None)] * rank
     term = t.term(index)
-    items[place] = term if term.dims else _unsqueeze(t, term, 0)
+    items[place] = term if term.dims else unsqueeze(t, term, 0)
     return getitem(t, base, tuple(items))
 
 
 def _select(t: Tracing, base: Any, dim: int, index: Any) -> Term:
     rank = len(t.source(base).extents)
     items: list[Any] = [slice(None)] * rank
-    items[_place(dim, rank)] = index
+    items[place_of(dim, rank)] = index
     return getitem(t, base, tuple(items))
-
-
-def _softmax(t: Tracing, x: Any, dim: int, *_: Any, dtype: Any = None, **__: Any) -> Term:
-    term = t.term(x)
-    term = t.builder.cast(term, name_of(dtype)) if dtype is not None else term
-    if term.dtype not in FLOATS:
-        term = t.builder.cast(term, default_float())
-    top = _extreme("amax")(t, term, dim, True)
-    powers = unary(t, "exp", binary(t, "sub", term, top))
-    return binary(t, "div", powers, _sum(t, powers, dim, True))
 
 
 def _enter() -> None:
     register("__getitem__", getitem)
-    register("unsqueeze", _unsqueeze)
+    register("unsqueeze", unsqueeze)
     register("squeeze", _squeeze)
-    register("permute", _permute)
+    register("permute", permute)
     register("transpose swapaxes swapdims", _transpose)
     register("t", _turned)
     register("expand broadcast_to", _expand)
@@ -463,26 +318,8 @@ def _enter() -> None:
     register("unbind", _unbind)
     register("__iter__", _iterate)
     register("stack", _stack)
-    register("sum", _sum)
-    register("prod", _counting("prod"))
-    register("amax", _extreme("amax"))
-    register("amin", _extreme("amin"))
-    register("any", _truths("any"))
-    register("all", _truths("all"))
-    register("max", _max_or_min("amax", "maximum"))
-    register("min", _max_or_min("amin", "minimum"))
-    register("mean", _mean)
-    register("count_nonzero", _count_nonzero)
-    register("norm", _norm)
-    OPERATORS[torch.linalg.vector_norm] = _vector_norm
-    register("matmul mm mv __matmul__ dot inner vdot", _matmul)
-    register("__rmatmul__", _rmatmul)
-    OPERATORS[torch.linalg.vecdot] = _vecdot
-    register("einsum", _einsum)
-    register("isin", _isin)
     register("index_select", _index_select)
     register("select", _select)
-    register("softmax", _softmax)
     for name in ("T", "mT"):
         OPERATORS[getattr(Tensor, name).__get__] = _turned
 

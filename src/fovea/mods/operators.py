@@ -140,8 +140,11 @@ def _fmod(t: Tracing, x: Any, y: Any, *, out: Any = None) -> Term:
         is_below = _is_below_trunc(t, x, y, dtype)
         return where(t, is_below, binary(t, "sub", rest, y), rest) if is_below else rest
     a, b = t.builder.cast(t.term(x), dtype), t.builder.cast(t.term(y), dtype)
-    size = binary(t, "mod", unary(t, "abs", a), unary(t, "abs", b))
-    return where(t, compare(t, "lt", a, 0), unary(t, "neg", size), size)
+    is_negative = compare(t, "lt", a, 0)
+    # not abs(a), whose derivative at 0 is 0: that of the remainder is 1 there
+    size = where(t, is_negative, unary(t, "neg", a), a)
+    rest = binary(t, "mod", size, unary(t, "abs", b))
+    return where(t, is_negative, unary(t, "neg", rest), rest)
 
 
 def _pow(t: Tracing, x: Any, y: Any, *, out: Any = None) -> Term:
@@ -317,7 +320,11 @@ def clamp(t: Tracing, x: Any, min: Any = None, max: Any = None, *, out: Any = No
             continue
         limit = t.builder.cast(t.term(bound), dtype)
         if dtype in FLOATS:
-            term = where(t, compare(t, op, term, limit), limit, term)
+            is_outside = compare(t, op, term, limit)
+            if t.builder.constant_value(limit.node) is None:  # a bound of NaN gives NaN
+                is_nan = compare(t, "ne", limit, limit)
+                is_outside = t.builder.pointwise("or", (is_outside, is_nan), "b1")
+            term = where(t, is_outside, limit, term)
         else:
             term = binary(t, choose, term, limit)
     return term
@@ -331,14 +338,16 @@ def _clamp_max(t: Tracing, x: Any, max: Any) -> Term:  # noqa: A002
     return clamp(t, x, None, max)
 
 
-def _fmax(t: Tracing, x: Any, y: Any) -> Term:
-    larger = binary(t, "maximum", x, y)
-    return where(t, compare(t, "ne", x, x), y, where(t, compare(t, "ne", y, y), x, larger))
+def _but_nan(op: str, wins: str) -> Handler:
+    """Return fmax or fmin: a NaN loses, and a tie is the first operand's, derivative and all."""
 
+    def handler(t: Tracing, x: Any, y: Any, *, out: Any = None) -> Term:
+        if result_dtype((t.term(x), t.term(y))) not in FLOATS:
+            return binary(t, op, x, y)
+        is_first = t.builder.pointwise("or", (compare(t, wins, x, y), compare(t, "ne", y, y)), "b1")
+        return where(t, is_first, x, y)
 
-def _fmin(t: Tracing, x: Any, y: Any) -> Term:
-    smaller = binary(t, "minimum", x, y)
-    return where(t, compare(t, "ne", x, x), y, where(t, compare(t, "ne", y, y), x, smaller))
+    return handler
 
 
 def _isnan(t: Tracing, x: Any) -> Term:
@@ -391,8 +400,8 @@ def _enter_arithmetic() -> None:
     register("__rpow__", _reverse(_pow))
     register("maximum", _plain("maximum"))
     register("minimum", _plain("minimum"))
-    register("fmax", _fmax)
-    register("fmin", _fmin)
+    register("fmax", _but_nan("maximum", "ge"))
+    register("fmin", _but_nan("minimum", "le"))
     register("atan2 arctan2", _plain("atan2"))
     for op in ("neg", "abs", "sign", "floor", "ceil", "trunc", "detach"):
         register(op, _unary(op))
