@@ -218,7 +218,8 @@ def _transpose(t: Tracing, x: Any, a: int, b: int) -> Term:
     return permute(t, x, order)
 
 
-def _turned(t: Tracing, x: Any) -> Term:
+def turned(t: Tracing, x: Any) -> Term:
+    """Return x with its last two dimensions exchanged."""
     rank = len(t.term(x).dims)
     return _transpose(t, x, -2, -1) if rank >= 2 else t.term(x)
 
@@ -311,7 +312,7 @@ def _enter() -> None:
     register("squeeze", _squeeze)
     register("permute", permute)
     register("transpose swapaxes swapdims", _transpose)
-    register("t", _turned)
+    register("t", turned)
     register("expand broadcast_to", _expand)
     register("expand_as", _expand_as)
     register("reshape view", _reshape)
@@ -321,7 +322,7 @@ def _enter() -> None:
     register("index_select", _index_select)
     register("select", _select)
     for name in ("T", "mT"):
-        OPERATORS[getattr(Tensor, name).__get__] = _turned
+        OPERATORS[getattr(Tensor, name).__get__] = turned
 
 
 _enter()

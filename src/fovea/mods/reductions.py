@@ -16,7 +16,7 @@ from fovea.errors import TraceError
 from fovea.mods.builder import FLOATS, Term, default_float
 from fovea.mods.casts import in_float32, name_of
 from fovea.mods.handlers import OPERATORS, Tracing, register
-from fovea.mods.indexing import permute, place_of, unsqueeze
+from fovea.mods.indexing import permute, place_of, turned, unsqueeze
 from fovea.mods.operators import binary, compare, truth, unary, where
 
 
@@ -140,6 +140,11 @@ def _rmatmul(t: Tracing, x: Any, y: Any) -> Term:
     return _matmul(t, y, x)
 
 
+def _linear(t: Tracing, x: Any, weight: Any, bias: Any = None) -> Term:
+    product = _matmul(t, x, turned(t, weight))
+    return product if bias is None else binary(t, "add", product, bias)
+
+
 def _vecdot(t: Tracing, x: Any, y: Any, dim: int = -1) -> Term:
     return _sum(t, binary(t, "mul", x, y), dim)
 
@@ -205,6 +210,7 @@ def enter_reductions() -> None:
     OPERATORS[torch.linalg.vector_norm] = _vector_norm
     register("matmul mm mv __matmul__ dot inner vdot", in_float32(_matmul))
     register("__rmatmul__", in_float32(_rmatmul))
+    OPERATORS[torch.nn.functional.linear] = in_float32(_linear)
     OPERATORS[torch.linalg.vecdot] = in_float32(_vecdot)
     register("einsum", _einsum)
     register("isin", _isin)

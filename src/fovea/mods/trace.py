@@ -168,8 +168,12 @@ def _trace_in_dynamo(
     """Trace in code that Dynamo inlines: no closures are read, no cache, no frames."""
     tracer = Tracer(True, device)
     inputs = _inputs(tracer, kind, dtype)
+    before = _allow_modes(True)
     with TracingMode(tracer):
+        _allow_modes(before)
         result = fn(*inputs)
+        _allow_modes(True)
+    _allow_modes(before)
     output = _checked_output(tracer, kind, dtype, result, "")
     specs = tuple(capture_spec(tensor) for tensor in tracer.captures)
     nodes = " ".join(
@@ -197,6 +201,34 @@ def _trace_in_dynamo(
         "",
         tuple(tracer.heads),
     )
+
+
+def _allow_modes(allowed: bool) -> bool:
+    """Let Dynamo's present code enter a mode, or not; return what it did before.
+
+    Inside a higher order operator (a checkpoint) Dynamo refuses every effect on what is outside,
+    and the stack of modes is; a mode that is left again has none.
+
+    Raises:
+        TraceError: Dynamo broke its graph inside the mod, and Python runs this function.
+    """
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        tracer: Any = InstructionTranslator.current_tx().output.current_tracer
+    except AttributeError:
+        raise TraceError(
+            "torch.compile cannot follow a mod: it asks for a value that is known at run time "
+            "only (most often a Python if on an index or a score); use torch.where, &, | and ~, "
+            "or call the function uncompiled for an error with the line"
+        ) from None
+    before = bool(getattr(tracer, "allow_side_effects_in_hop", False))
+    tracer.allow_side_effects_in_hop = allowed
+    return before
+
+
+# Dynamo calls it as it is, while it traces; see `derivative.receivers`.
+_allow_modes._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _inputs(tracer: Tracer, kind: str, dtype: str) -> list[Traced]:

@@ -15,6 +15,7 @@ from fovea.mods.trace import trace_score_mod
 
 ONE = torch.linspace(-1.0, 2.0, 9)
 WEIGHT = torch.linspace(-3.0, 3.0, 27).reshape(9, 3)
+LINEAR = torch.nn.Linear(3, 2)
 SCORE = torch.linspace(-2.0, 2.0, 7)
 
 AXIS: dict[str, Any] = {"axis": 0}  # NumPy's name, which torch takes and its stubs do not
@@ -37,6 +38,8 @@ REDUCTIONS: dict[str, Any] = {
     "captured": lambda s, i: s + torch.stack([ONE[i], ONE[i]]).sum(),
     "integers": lambda s, i: s + i.expand(3).sum() + (i > 1).expand(4).sum() + i.expand(2).prod(),
     "matmul": lambda s, i: s.expand(3) @ WEIGHT[i],
+    "linear": lambda s, i: s * F.linear(s.expand(3), WEIGHT, ONE)[4],
+    "linear_module": lambda s, i: s * LINEAR(WEIGHT[i])[1],
     "axis": lambda s, i: s * WEIGHT[i].sum(**AXIS) + WEIGHT[i].amax(**AXIS, **KEEP)[0],
     "embedding": lambda s, i: s * F.embedding(i, WEIGHT).sum(),
     "torch_embedding": lambda s, i: s * torch.embedding(WEIGHT, i).sum(),

@@ -284,3 +284,53 @@ def test_numpy_numbers_of_a_module_are_numbers_of_a_mod(mod):
 
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(q), call(q))
+
+
+TABLE = torch.randn(2, 17)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mask_mod": fovea.mods.document(torch.arange(24) // 10)},
+        {"score_mod": lambda s, b, h, i, j: s + TABLE[h, (i - j).clamp(-8, 8) + 8].abs()},
+        {"score_mod": lambda s, b, h, i, j: s + (torch.arange(4) * i).sum() * torch.tensor(0.1)},
+        {"block_mask": fovea.create_block_mask(fovea.mods.causal, None, None, 24, 24)},
+    ],
+    ids=["mask", "table", "made inside", "block mask"],
+)
+def test_checkpoint_in_a_compiled_graph_takes_mods(options, backend):
+    def call(q, k, v):
+        return fovea.attention(q, k, v, **options)
+
+    def checkpointed(q, k, v):
+        return torch.utils.checkpoint.checkpoint(call, q, k, v, use_reentrant=False)
+
+    graph, counter = compiled(checkpointed, backend)
+    assert_same(graph, call, leaves((2, 24, 2, 16), (2, 24, 2, 16), (2, 24, 2, 16)))
+    assert counter.frame_count == 1
+
+
+def test_checkpoint_in_a_compiled_graph_still_refuses_effects_of_a_mod():
+    seen = []
+
+    def mask(b, h, i, j):
+        seen.append(1)
+        return i >= j
+
+    def call(q):
+        return torch.utils.checkpoint.checkpoint(
+            lambda q: fovea.attention(q, q, q, mask_mod=mask), q, use_reentrant=False
+        )
+
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="side effect"):
+        torch.compile(call, fullgraph=True, backend="eager")(torch.randn(1, 8, 2, 16))
+
+
+def test_branch_on_an_index_in_a_compiled_call_raises_and_names_the_way_out():
+    def call(q):
+        return fovea.attention(q, q, q, score_mod=lambda s, b, h, i, j: s if i >= j else s - 1)
+
+    with pytest.raises(fovea.TraceError, match=r"a Python if on an index.*torch\.where"):
+        torch.compile(call, backend="eager")(torch.randn(1, 8, 2, 16))
