@@ -143,6 +143,27 @@ def test_score_of_minus_infinity_is_not_visible():
 
 
 @pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_infinite_or_nan_sink_gives_nan_in_the_rows_of_its_head_alone(value):
+    q, k, v = dense_qkv(Shape(seqlen_q=6, seqlen_kv=9, heads_q=2, heads_kv=2, head_dim=8))
+
+    def run(sink):
+        return fovea.attention(
+            *(q, k, v),
+            sink=torch.tensor(sink, dtype=q.dtype),
+            mask_mod=lambda b, h, q_idx, kv_idx: q_idx != 2,
+            return_aux=fovea.AuxRequest(lse=True),
+        )
+
+    out, aux = run([value, 0.5])
+    expected, expected_aux = run([0.5, 0.5])
+    assert bool(aux.lse[:, 0].isnan().all())
+    assert torch.equal(aux.lse[:, 1], expected_aux.lse[:, 1])
+    assert torch.equal(out[:, :, 1], expected[:, :, 1])
+    assert bool((out[:, 2] == 0).all())
+    assert bool(out[:, [0, 1, 3, 4, 5], 0].isnan().all())
+
+
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
 @pytest.mark.parametrize("key", [0, 3, KEYS - 1])
 def test_infinite_or_nan_scores_give_nan_in_that_row_alone(value, key):
     def spoils_row_five(score, b, h, q_idx, kv_idx):
