@@ -57,11 +57,28 @@ def mods() -> str:
         lines += ["", f"## {title}", "", "| | call | meaning |", "|---|---|---|"]
         for example in section:
             picture = f"![{example.name}](pictures/{example.name}.png)"
-            meaning = mod_meaning(gallery.function_of(example))
-            lines.append(f"| {picture} | `{example.caption}` | {meaning} |")
+            name = gallery.function_of(example)
+            call = "<br>".join(dict.fromkeys((f"`{example.caption}`", *maker_signature(name))))
+            lines.append(f"| {picture} | {call} | {mod_meaning(name)} |")
     helpers = ", ".join(f"`{name}`" for name in gallery.undrawn())
     lines += ["", "## Makers of tables", "", f"For the mods above: {helpers}."]
     return "\n".join(lines).strip()
+
+
+def maker_signature(name: str) -> list[str]:
+    """Return a maker with its parameters and their defaults; nothing for what is a mod itself."""
+    parameters = inspect.signature(getattr(fovea.mods, name)).parameters.values()
+    if not parameters or next(iter(parameters)).name in ("score", "b"):
+        return []
+    shown: list[str] = []
+    for parameter in parameters:
+        star = "*" if parameter.kind is parameter.VAR_POSITIONAL else ""
+        text = f"{star}{parameter.name}"
+        if parameter.default is not parameter.empty:
+            value = parameter.default
+            text += f"={f'torch.{value.__name__}' if callable(value) else repr(value)}"
+        shown.append(text)
+    return [f"`{name}({', '.join(shown)})`"]
 
 
 def mod_meaning(name: str) -> str:

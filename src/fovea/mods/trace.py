@@ -93,7 +93,7 @@ def _trace(kind: str, fn: Callable[..., Any], dtype: str, device: torch.device |
 def _trace_anew(
     kind: str, fn: Callable[..., Any], dtype: str, device: torch.device | None, found: Survey
 ) -> TracedMod:
-    _check_arity(kind, fn)
+    check_arity(kind, fn, f"{kind}_mod")
     tracer = Tracer(False, device)
     tracer.has_gradient = kind == "score"
     tracer.leaves, tracer.numbers, tracer.names = found.tensors, found.numbers, found.names
@@ -270,13 +270,13 @@ def _checked_output(tracer: Tracer, kind: str, dtype: str, result: Any, source: 
     return tracer.builder.cast(term, dtype).node
 
 
-def _check_arity(kind: str, fn: Callable[..., Any]) -> None:
-    """Raise unless the mod can be called with its 5 or 4 positional arguments."""
+def check_arity(kind: str, fn: Any, argument: str) -> None:
+    """Raise unless a mod can be called with its 5 or 4 positional arguments."""
     count = 5 if kind == "score" else 4
     if not callable(fn) or inspect.isclass(fn):
         got = f"the class {fn.__name__}" if inspect.isclass(fn) else type(fn).__name__
         remedy = "pass a function, or an instance that can be called"
-        raise TraceError(invalid(f"{kind}_mod", got, f"a function {_SIGNATURE[kind]}", remedy))
+        raise TraceError(invalid(argument, got, f"a function {_SIGNATURE[kind]}", remedy))
     try:
         signature = inspect.signature(fn.forward if isinstance(fn, torch.nn.Module) else fn)
     except (ValueError, TypeError):  # a builtin without one: the call itself will tell
@@ -292,7 +292,7 @@ def _check_arity(kind: str, fn: Callable[..., Any]) -> None:
     if _takes(signature, 4 if kind == "score" else 5):
         remedy += f"; or pass it as {'mask_mod' if kind == 'score' else 'score_mod'}"
     got = f"{source_of(fn)}{signature}"
-    raise TraceError(invalid(f"{kind}_mod", got, f"a function {_SIGNATURE[kind]}", remedy))
+    raise TraceError(invalid(argument, got, f"a function {_SIGNATURE[kind]}", remedy))
 
 
 def _takes(signature: inspect.Signature, count: int) -> bool:

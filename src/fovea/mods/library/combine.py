@@ -7,6 +7,8 @@ Invariant: a combinator calls each mod once and adds nothing that a mod could ob
 from collections.abc import Callable
 from typing import Any
 
+from fovea.mods.library.arguments import check_integer, check_mod
+
 MaskMod = Callable[..., Any]
 ScoreMod = Callable[..., Any]
 
@@ -19,6 +21,8 @@ def and_masks(*mask_mods: MaskMod) -> MaskMod:
     Example: `and_masks(causal, document(ids))`.
     Source: same meaning as torch.nn.attention.flex_attention.and_masks.
     """
+    for place, mask in enumerate(mask_mods):
+        check_mod(f"mask_mods[{place}]", mask)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         visible: Any = True
@@ -37,6 +41,8 @@ def or_masks(*mask_mods: MaskMod) -> MaskMod:
     Example: `or_masks(sliding_window(128), global_tokens(is_global))`.
     Source: same meaning as torch.nn.attention.flex_attention.or_masks.
     """
+    for place, mask in enumerate(mask_mods):
+        check_mod(f"mask_mods[{place}]", mask)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         visible: Any = False
@@ -55,6 +61,7 @@ def not_mask(mask: MaskMod) -> MaskMod:
     Example: `not_mask(causal)` sees the strict future.
     Source: Boolean algebra.
     """
+    check_mod("mask", mask)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return (mask(b, h, q_idx, kv_idx) & True) == False  # noqa: E712 - holds for bools and tensors
@@ -70,6 +77,9 @@ def shifted(mod: Callable[..., Any], q_offset: Any = 0, kv_offset: Any = 0) -> M
     Example: `shifted(causal, q_offset=cache_length)`.
     Source: transformers' add_offsets_to_mask_function has the same meaning.
     """
+    check_mod("mod", mod)
+    check_integer("q_offset", q_offset)
+    check_integer("kv_offset", kv_offset)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return mod(b, h, q_idx + q_offset, kv_idx + kv_offset)
@@ -85,6 +95,8 @@ def batched(mask: MaskMod, length: int) -> MaskMod:
     Example: `batched(causal, 512)`.
     Source: attention-gym, masks/batchify (https://github.com/meta-pytorch/attention-gym).
     """
+    check_mod("mask", mask)
+    check_integer("length", length, 1)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         same = q_idx // length == kv_idx // length
@@ -102,6 +114,9 @@ def masked_score(score_mod: ScoreMod, mask: MaskMod) -> ScoreMod:
     Source: FlexAttention, https://pytorch.org/blog/flexattention.
     """
     import torch
+
+    check_mod("score_mod", score_mod, "score")
+    check_mod("mask", mask)
 
     def mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         visible = mask(b, h, q_idx, kv_idx)

@@ -11,7 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fovea.mods.library.arguments import check_integer, check_tensor
+from fovea.errors import invalid
+from fovea.mods.library.arguments import (
+    check_flags,
+    check_integer,
+    check_mod,
+    check_offsets,
+    check_tensor,
+)
 from fovea.mods.library.combine import MaskMod
 
 
@@ -20,7 +27,7 @@ def document_ids(offsets: Tensor) -> Tensor:
 
     Shapes: offsets (documents + 1,) starting at 0 -> (offsets[-1],).
     """
-    check_tensor("offsets", offsets, 1, is_index=True)
+    check_offsets("offsets", offsets)
     lengths = offsets[1:] - offsets[:-1]
     numbers = torch.arange(lengths.shape[0], device=offsets.device, dtype=torch.int32)
     return torch.repeat_interleave(numbers, lengths)
@@ -31,6 +38,11 @@ def offsets_of(lengths: Sequence[int], device: torch.device | str = "cpu") -> Te
 
     Shapes: documents lengths -> (documents + 1,).
     """
+    if isinstance(lengths, Tensor):
+        check_tensor("lengths", lengths, 1, is_index=True)
+    else:
+        for place, length in enumerate(lengths):
+            check_integer(f"lengths[{place}]", length, 0)
     return torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)
 
 
@@ -63,7 +75,8 @@ def document_mask(mask: MaskMod, offsets: Tensor) -> MaskMod:
     Example: `document_mask(prefix_lm(10), offsets_of([100, 50, 362]))`.
     Source: attention-gym, masks/document_mask (https://github.com/meta-pytorch/attention-gym).
     """
-    check_tensor("offsets", offsets, 1, is_index=True)
+    check_mod("mask", mask)
+    check_offsets("offsets", offsets)
     ids = document_ids(offsets)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -82,7 +95,7 @@ def packed_causal(offsets: Tensor) -> MaskMod:
     Example: `packed_causal(offsets_of([100, 50, 362]))`.
     Source: attention-gym, masks/document_mask (https://github.com/meta-pytorch/attention-gym).
     """
-    check_tensor("offsets", offsets, 1, is_index=True)
+    check_offsets("offsets", offsets)
     starts = offsets[document_ids(offsets)]
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -99,8 +112,14 @@ def shared_prefix(offsets: Tensor, prefix_of: Tensor) -> MaskMod:
     Example: `shared_prefix(offsets_of([64, 20, 30]), torch.tensor([0, 0, 0]))`.
     Source: Hydragen, https://arxiv.org/abs/2402.05099.
     """
-    check_tensor("offsets", offsets, 1, is_index=True)
+    check_offsets("offsets", offsets)
     check_tensor("prefix_of", prefix_of, 1, is_index=True)
+    if prefix_of.shape[0] != offsets.shape[0] - 1:
+        got, allowed = (
+            tuple(prefix_of.shape),
+            f"({offsets.shape[0] - 1},), the documents of offsets",
+        )
+        raise ValueError(invalid("prefix_of.shape", got, allowed, "give each document a prefix"))
     ids = document_ids(offsets)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -143,6 +162,9 @@ def vision_cross_attention(intervals: Tensor, tokens_per_image: int) -> MaskMod:
     Source: https://arxiv.org/abs/2204.14198.
     """
     check_tensor("intervals", intervals, 2, is_index=True)
+    if intervals.shape[1] != 2:
+        got = tuple(intervals.shape)
+        raise ValueError(invalid("intervals.shape", got, "(images, 2)", "give starts and ends"))
     check_integer("tokens_per_image", tokens_per_image, 1)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -159,6 +181,10 @@ def tree_ancestors(parents: Sequence[int], device: torch.device | str = "cpu") -
     """
     ancestors = torch.eye(len(parents), dtype=torch.bool)
     for node in range(1, len(parents)):
+        if not 0 <= parents[node] < node:
+            allowed = f"0 to {node - 1}, a node before it"
+            remedy = "list each node after its parent"
+            raise ValueError(invalid(f"parents[{node}]", parents[node], allowed, remedy))
         ancestors[node] |= ancestors[parents[node]]
     return ancestors.to(device)
 
@@ -172,7 +198,10 @@ def tree(prefix: int, ancestors: Tensor) -> MaskMod:
     Source: SpecInfer, https://arxiv.org/abs/2305.09781.
     """
     check_integer("prefix", prefix, 0)
-    check_tensor("ancestors", ancestors, 2)
+    check_flags("ancestors", ancestors, 2)
+    if ancestors.shape[0] != ancestors.shape[1]:
+        got = tuple(ancestors.shape)
+        raise ValueError(invalid("ancestors.shape", got, "(nodes, nodes)", "use tree_ancestors"))
     nodes = ancestors.shape[0]
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:

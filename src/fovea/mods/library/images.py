@@ -6,7 +6,13 @@ Lives here: masks whose indices stand for points of a grid. Not here: tables of 
 
 from typing import Any
 
-from fovea.mods.library.arguments import check_integer
+from fovea.errors import invalid
+from fovea.mods.library.arguments import (
+    check_extents,
+    check_integer,
+    check_multiple,
+    check_odd,
+)
 from fovea.mods.library.combine import MaskMod
 
 
@@ -21,7 +27,7 @@ def natten_2d(height: int, width: int, kernel_height: int, kernel_width: int) ->
 
     Formula: with y = i // width and x = i % width: both coordinates of kv lie within half a kernel
         of the query's, moved into the canvas.
-    Shapes: seqlen_q = seqlen_kv = height * width; odd kernels.
+    Shapes: seqlen_q = seqlen_kv = height * width; odd kernels, a larger one sees the whole canvas.
     Example: `natten_2d(32, 32, 7, 7)`.
     Source: https://arxiv.org/abs/2204.07143.
     """
@@ -29,6 +35,8 @@ def natten_2d(height: int, width: int, kernel_height: int, kernel_width: int) ->
     check_integer("width", width, 1)
     check_integer("kernel_height", kernel_height, 1)
     check_integer("kernel_width", kernel_width, 1)
+    check_odd("kernel_height", kernel_height)
+    check_odd("kernel_width", kernel_width)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         rows = _near(q_idx // width, kv_idx // width, height, kernel_height)
@@ -65,10 +73,16 @@ def natten_tiled(
     """Return two-dimensional neighbourhood attention over tokens stored tile by tile.
 
     Formula: as `natten_2d`, with the index split into tile row, tile column, row and column inside.
-    Shapes: canvas, kernel and tile are (height, width); the canvas is a multiple of the tile.
+    Shapes: canvas, kernel and tile are (height, width); odd kernels; the canvas is a multiple of
+        the tile.
     Example: `natten_tiled((32, 32), (7, 7), (8, 8))`: one tile is one half of a 128-row block.
     Source: https://arxiv.org/abs/2204.07143; tiling as in attention-gym, masks/natten.
     """
+    for name, pair in (("canvas", canvas), ("kernel", kernel), ("tile", tile)):
+        check_extents(name, pair, 2)
+    check_odd("kernel[0]", kernel[0])
+    check_odd("kernel[1]", kernel[1])
+    check_multiple("canvas", canvas, tile)
     height, width = canvas
     kernel_height, kernel_width = kernel
     tile_height, tile_width = tile
@@ -100,7 +114,7 @@ def natten_morton(height: int, width: int, kernel_height: int, kernel_width: int
     """Return two-dimensional neighbourhood attention over tokens in Morton (Z curve) order.
 
     Formula: as `natten_2d`, x being the even bits of the index and y the odd ones.
-    Shapes: a square canvas whose side is a power of two, at most 65536.
+    Shapes: a square canvas whose side is a power of two, at most 65536; odd kernels.
     Example: `natten_morton(32, 32, 7, 7)`.
     Source: https://arxiv.org/abs/2204.07143; Z order as in attention-gym, masks/natten.
     """
@@ -108,6 +122,12 @@ def natten_morton(height: int, width: int, kernel_height: int, kernel_width: int
     check_integer("width", width, 1)
     check_integer("kernel_height", kernel_height, 1)
     check_integer("kernel_width", kernel_width, 1)
+    check_odd("kernel_height", kernel_height)
+    check_odd("kernel_width", kernel_width)
+    if height != width or height & (height - 1) or height > 65536:
+        allowed = "equal powers of two up to 65536"
+        remedy = "pad the canvas, or use natten_tiled"
+        raise ValueError(invalid("height, width", (height, width), allowed, remedy))
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         q_row, kv_row = _gathered_bits(q_idx >> 1), _gathered_bits(kv_idx >> 1)
@@ -137,6 +157,11 @@ def sliding_tile_2d(
     Example: `sliding_tile_2d((32, 32), (16, 16), (8, 8), text=64)`.
     Source: https://arxiv.org/abs/2502.04507.
     """
+    for name, pair in (("canvas", canvas), ("kernel", kernel), ("tile", tile)):
+        check_extents(name, pair, 2)
+    check_multiple("canvas", canvas, tile)
+    check_multiple("kernel", kernel, tile)
+    check_integer("text", text, 0)
     size = tile[0] * tile[1]
     down, across = canvas[0] // tile[0], canvas[1] // tile[1]
     kernel_down, kernel_across = kernel[0] // tile[0], kernel[1] // tile[1]
@@ -166,6 +191,11 @@ def sliding_tile_3d(
     Example: `sliding_tile_3d((12, 24, 24), (6, 24, 24), (6, 8, 8), text=64)`.
     Source: https://arxiv.org/abs/2502.04507.
     """
+    for name, triple in (("canvas", canvas), ("kernel", kernel), ("tile", tile)):
+        check_extents(name, triple, 3)
+    check_multiple("canvas", canvas, tile)
+    check_multiple("kernel", kernel, tile)
+    check_integer("text", text, 0)
     size = tile[0] * tile[1] * tile[2]
     times, down, across = (canvas[i] // tile[i] for i in range(3))
     kernel_times, kernel_down, kernel_across = (kernel[i] // tile[i] for i in range(3))

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from fovea.errors import invalid
-from fovea.mods.library.arguments import check_integer, check_tensor
+from fovea.mods.library.arguments import check_flags, check_integer, check_tensor
 from fovea.mods.library.combine import MaskMod
 
 
@@ -74,9 +74,12 @@ def prefix_lm(prefix: int | Tensor) -> MaskMod:
     """
     if isinstance(prefix, Tensor):
         check_tensor("prefix", prefix, 0, 1, is_index=True)
+    elif isinstance(prefix, list | tuple):
+        allowed = "an integer of at least 0, or an integer tensor (batch,)"
+        raise TypeError(invalid("prefix", repr(prefix), allowed, "pass torch.tensor(prefix)"))
     else:
         check_integer("prefix", prefix, 0)
-    if isinstance(prefix, Tensor):
+    if isinstance(prefix, Tensor) and prefix.dim() == 1:
         lengths = prefix
 
         def by_batch(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -124,6 +127,7 @@ def llama4_chunked(chunk: int = 8192, left_padding: Tensor | None = None) -> Mas
     check_integer("chunk", chunk, 1)
     if left_padding is None:
         return chunked(chunk)
+    check_tensor("left_padding", left_padding, 1, is_index=True)
     padding = left_padding
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -175,7 +179,7 @@ def global_tokens(is_global: Tensor) -> MaskMod:
     Example: `or_masks(sliding_window(256, 256), global_tokens(flags))`.
     Source: https://arxiv.org/abs/2004.05150, section 3.1.
     """
-    check_tensor("is_global", is_global, 1)
+    check_flags("is_global", is_global, 1)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return is_global[q_idx] | is_global[kv_idx]
@@ -192,7 +196,7 @@ def global_sliding_window(window: int, is_global: Tensor) -> MaskMod:
     Source: https://arxiv.org/abs/2004.05150.
     """
     check_integer("window", window, 0)
-    check_tensor("is_global", is_global, 1)
+    check_flags("is_global", is_global, 1)
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         near = (q_idx - kv_idx).abs() <= window

@@ -11,7 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fovea.mods.library.arguments import check_integer, check_number, check_tensor
+from fovea.errors import invalid
+from fovea.mods.library.arguments import (
+    check_flags,
+    check_integer,
+    check_number,
+    check_tensor,
+)
 from fovea.mods.library.combine import ScoreMod
 from fovea.mods.values import made_for
 
@@ -38,6 +44,9 @@ def alibi(heads: int | None = None, slopes: Tensor | None = None) -> ScoreMod:
     """
     if slopes is not None:
         check_tensor("slopes", slopes, 1)
+        if heads is not None and heads != slopes.shape[0]:
+            allowed = f"None, or {slopes.shape[0]}, the heads of slopes"
+            raise ValueError(invalid("heads", heads, allowed, "pass one of both"))
         table = slopes
 
         def with_table(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -133,6 +142,10 @@ def relative_bias(table: Tensor, max_distance: int) -> ScoreMod:
     """
     check_tensor("table", table, 2)
     check_integer("max_distance", max_distance, 0)
+    if not isinstance(max_distance, Tensor) and table.shape[1] != 2 * max_distance + 1:
+        allowed = f"(heads, {2 * max_distance + 1}), one for each distance up to max_distance"
+        remedy = "make the table as long, or change max_distance"
+        raise ValueError(invalid("table.shape", tuple(table.shape), allowed, remedy))
 
     def mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         distance = (q_idx - kv_idx).clamp(-max_distance, max_distance)
@@ -151,7 +164,13 @@ def t5_bias(table: Tensor, max_distance: int = 128, bidirectional: bool = True) 
     Source: https://arxiv.org/abs/1910.10683, section 2.1.
     """
     check_tensor("table", table, 2)
-    check_integer("max_distance", max_distance, 1)
+    least = 4 if bidirectional else 2
+    if table.shape[0] < least or (bidirectional and table.shape[0] % 2):
+        kind = f"{'an even number' if bidirectional else 'a number'} of at least {least}"
+        allowed = f"(buckets, heads), buckets {kind}"
+        remedy = "pass table.T if its heads come first"
+        raise ValueError(invalid("table.shape", tuple(table.shape), allowed, remedy))
+    check_integer("max_distance", max_distance, table.shape[0] // least + 1)
     buckets = table.shape[0] // 2 if bidirectional else table.shape[0]
     exact = buckets // 2
     reach, wide = math.log(max_distance / exact), buckets - exact
@@ -220,6 +239,11 @@ def pair_bias(bias: Tensor, residues: Tensor | None = None) -> ScoreMod:
             return score + bias[b, h, q_idx, kv_idx]
 
         return mod
+    check_flags("residues", residues, 2)
+    if bias.shape[0] == 0 or residues.shape[0] % bias.shape[0]:
+        allowed = f"a multiple of {bias.shape[0]}, the proteins of bias"
+        remedy = "give each protein as many rows"
+        raise ValueError(invalid("residues.shape[0]", residues.shape[0], allowed, remedy))
     mask, rows = residues, residues.shape[0] // bias.shape[0]
 
     def masked_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -306,6 +330,13 @@ def mla_rope(q_rope: Tensor, k_rope: Tensor, scale: float = 1.0) -> ScoreMod:
     """
     check_tensor("q_rope", q_rope, 4)
     check_tensor("k_rope", k_rope, 4)
+    heads, heads_k = q_rope.shape[1], k_rope.shape[1]
+    if heads_k == 0 or heads % heads_k:
+        allowed = f"a divisor of {heads}, the heads of q_rope"
+        raise ValueError(invalid("heads of k_rope", heads_k, allowed, "expand or slice k_rope"))
+    if q_rope.shape[3] != k_rope.shape[3]:
+        allowed = f"{q_rope.shape[3]}, that of q_rope"
+        raise ValueError(invalid("head_dim of k_rope", k_rope.shape[3], allowed, "match them"))
     group = q_rope.shape[1] // k_rope.shape[1]
 
     def mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -322,6 +353,9 @@ def activation(function: Callable[[Any], Any] = torch.relu, offset: float = 1.0)
     Example: `activation(torch.nn.functional.gelu)`.
     Source: attention-gym, mods/activation (https://github.com/meta-pytorch/attention-gym).
     """
+    if not callable(function):
+        allowed = "a pointwise function, such as torch.relu"
+        raise TypeError(invalid("function", repr(function), allowed, "pass the function itself"))
 
     def mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return torch.log(function(score) + offset)

@@ -34,6 +34,7 @@ def selected_tiles(top_k: Tensor, tile: int, sizes: Tensor | None = None) -> Mas
             return (top_k[b, h, q_idx // tile] == kv_idx // tile).any(-1)
 
         return mask_mod
+    check_tensor("sizes", sizes, 1, is_index=True)
     lengths = sizes
 
     def padded_mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -62,6 +63,7 @@ def block_map(visible: Tensor, tile: int, sizes: Tensor | None = None) -> MaskMo
             return table[b, h, q_idx // tile, kv_idx // tile]
 
         return mask_mod
+    check_tensor("sizes", sizes, 1, is_index=True)
     lengths = sizes
 
     def padded_mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
