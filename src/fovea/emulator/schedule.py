@@ -5,10 +5,8 @@ Not here: what instructions do. Invariant: with equal seeds two runs make equal 
 ends with all warps exited and all asynchronous work done, or with a Fault.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
-
-import numpy as np
 
 from fovea.emulator.async_engine import Operation
 from fovea.emulator.errors import (
@@ -22,7 +20,7 @@ from fovea.emulator.errors import (
     UninitialisedRead,
     Where,
 )
-from fovea.emulator.isa.instruction import ALL_LANES, Instruction, Slot
+from fovea.emulator.isa.instruction import ALL_LANES, Instruction
 from fovea.emulator.machine.grid import Cluster, Machine
 from fovea.emulator.machine.meeting import Parted, attend, check_waits, part
 from fovea.emulator.machine.registers import registers_of
@@ -37,6 +35,7 @@ from fovea.emulator.machine.warp import (
 )
 from fovea.emulator.pace import Pace
 from fovea.emulator.ptx import syntax
+from fovea.emulator.stuck import EndlessLoops, describe_waits
 
 # scheduler steps without any event after which another cluster is started: a running one may be
 # waiting, by polling global memory, for a cluster that has not been started
@@ -66,6 +65,7 @@ class Scheduler:
         self._last_events = -1
         self._expired_events = -1
         self._expiries = 0
+        self._loops = EndlessLoops(self._segments)
 
     def run(self) -> None:
         """Run every cluster of the grid.
@@ -168,6 +168,7 @@ class Scheduler:
             ready = [candidate for candidate in splits if candidate.wait is None]
             split = ready[int(self._random() * len(ready))]
         warp.current = split
+        split.turns += 1
         program, segments = self._machine.program, self._segments
         registers = warp.registers
         counts, lane_counts = warp.segment_counts, warp.lane_counts
@@ -286,6 +287,11 @@ class Scheduler:
         polling = self._active and all(warp.polled for warp in self._active)
         if polling and self._idle > _POLL_LIMIT * len(self._active) and not self._step_engines():
             self._stuck()
+        elif self._idle > _PATIENCE and self._idle % _SPIN_LIMIT == 0 and self._active:
+            first = self._machine.step - self._idle
+            is_endless = self._loops.look(self._active, self._blocked, self._idle, first)
+            if is_endless and not self._step_engines():
+                self._stuck()
 
     def _end_spinning(self) -> None:
         """If all active warps only look at memory, start a cluster or part lanes that wait."""
@@ -327,11 +333,20 @@ class Scheduler:
         if self._expire() or self._start_cluster() or self._attend():
             return
         slots = self._machine.program.decoding.slots
-        waiting = tuple(_describe_waits(self._blocked + self._active, slots))
+        waiting = (*describe_waits(self._blocked + self._active, slots), *self._not_started())
         first = (self._blocked + self._active)[0]
         raise DeadlockError(
             "deadlock: no warp can go on", _place_of(first, self._segments), waiting
         )
+
+    def _not_started(self) -> Iterable[str]:
+        machine = self._machine
+        left = machine.num_clusters - machine.next_cluster
+        if left > 0:
+            yield (
+                f"{left} clusters have not been started: {len(self._clusters)} are resident, with "
+                f"Options.num_sms={machine.options.num_sms}"
+            )
 
     def _attend(self) -> bool:
         """Let lanes go on that wait for each other; return whether there were any."""
@@ -363,30 +378,6 @@ def _place_of(warp: Warp, segments: list[Any]) -> Where:
         return warp.where(split.wait.instruction)
     instructions = segments[split.pc].instructions
     return warp.where(instructions[-1] if instructions else None)
-
-
-def _describe_waits(warps: Iterable[Warp], slots: Mapping[str, Slot]) -> Iterable[str]:
-    for warp in sorted(warps, key=lambda w: (w.cta.cluster.number, w.cta.rank, w.index)):
-        for split in warp.splits:
-            who = f"CTA {warp.cta.index} warp {warp.index} ({_threads_of(warp, split, slots)})"
-            if split.wait is not None:
-                yield f"{who} waits for {split.wait.describe()}"
-            elif warp.polled:
-                yield f"{who} polls: {warp.state.get('poll', 'a condition that stays false')}"
-            else:
-                yield f"{who} is ready"
-
-
-def _threads_of(warp: Warp, split: Split, slots: Mapping[str, Slot]) -> str:
-    """Return how many threads of a warp wait, and how many its guard leaves out of it."""
-    guard = split.wait.instruction.guard if split.wait is not None else None
-    if guard is None:
-        return f"{split.lanes} threads"
-    taken = warp.registers[slots[guard.register.uid].index] != guard.is_negated
-    count = int(np.count_nonzero(taken & split.mask))
-    held = split.lanes - count
-    text = f"{count} threads"
-    return f"{text}; the guard leaves out {held}, which go on with them" if held else text
 
 
 def _check_left_over(warp: Warp) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fovea import emulator
-from fovea.emulator import Options
+from fovea.emulator import DeadlockError, Options
 
 HEAD = ".version 8.7\n.target sm_90a\n.address_size 64\n"
 
@@ -155,3 +155,56 @@ def test_lane_that_waits_for_a_later_cluster_does_not_part_from_its_warp() -> No
     out = np.zeros(2, np.uint32)
     module(body).launch("k", 2, 32, args=[out], options=Options(max_steps=50_000))
     assert out.tolist() == [1, 496]
+
+
+POLL = "WAIT: ld.acquire.gpu.global.u32 %v, [%o]; setp.eq.u32 %q, %v, 0; @%q bra WAIT;"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_clusters_that_poll_for_one_that_cannot_start_are_a_deadlock(seed: int) -> None:
+    body = f"""setp.eq.u32 %p, %c, 3; @%p bra SIGNAL; {POLL} bra END;
+        SIGNAL: st.release.gpu.global.u32 [%o], 1; END:"""
+    out = np.zeros(1, np.uint32)
+    module(body).launch("k", 4, 64, args=[out], options=Options(seed=seed))
+    options = Options(seed=seed, num_sms=2, max_steps=20_000)
+    with pytest.raises(DeadlockError) as caught:
+        module(body).launch("k", 4, 64, args=[np.zeros(1, np.uint32)], options=options)
+    waiting = caught.value.waiting
+    assert len(waiting) == 5
+    assert "loops at PTX line" in waiting[0]
+    assert waiting[4].startswith("2 clusters have not been started: 2 are resident")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "L: bra L;",
+        POLL,
+        "WAIT: atom.global.cas.b32 %v, [%o], 1, 2; setp.ne.u32 %q, %v, 1; @%q bra WAIT;",
+        # lane 0 polls, the others wait for it where they meet, and the other warp for a barrier
+        f"setp.ge.u32 %p, %t, 32; @%p bra END; setp.ne.u32 %p, %t, 0; @%p bra END; {POLL}"
+        " END: bar.sync 0;",
+    ],
+)
+def test_loops_that_nothing_ends_are_a_deadlock(body: str) -> None:
+    with pytest.raises(DeadlockError, match="loops at PTX line"):
+        module(body).launch(
+            "k", 1, 64, args=[np.zeros(1, np.uint32)], options=Options(max_steps=20_000)
+        )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        # a limit in a register, one in memory that nobody else sees, one in time
+        "mov.u32 %v, 0; L: ld.acquire.gpu.global.u32 %n, [%o]; add.u32 %v, %v, 1;"
+        "setp.lt.u32 %q, %v, 9000; @%q bra L;",
+        "L: ld.global.u32 %v, [%a]; add.u32 %v, %v, 1; st.global.u32 [%a], %v;"
+        "setp.lt.u32 %q, %v, 4000; mov.u32 %v, 0; @%q bra L;",
+        "L: mov.u32 %v, %clock; setp.lt.u32 %q, %v, 4000; mov.u32 %v, 0; @%q bra L;",
+    ],
+)
+def test_loops_that_end_by_themselves_are_no_deadlock(body: str) -> None:
+    out = np.zeros(64, np.uint32)
+    head = ".reg .b64 %a; mul.wide.u32 %a, %t, 4; add.u64 %a, %o, %a;"
+    module(head + body).launch("k", 1, 64, args=[out], options=Options(max_steps=200_000))

@@ -189,7 +189,7 @@ class Reconvergence:
 class Split:
     """Lanes of one warp at one place."""
 
-    __slots__ = ("calls", "lanes", "line", "mask", "pc", "polls", "record", "wait")
+    __slots__ = ("calls", "lanes", "mask", "pc", "record", "turns", "wait")
 
     def __init__(self, pc: int, mask: Array, record: Reconvergence | None):
         self.pc = pc
@@ -198,8 +198,7 @@ class Split:
         self.record = record
         self.wait: Wait | None = None
         self.calls: Calls = ()
-        self.polls = 0
-        self.line = 0
+        self.turns = 0  # how often it has run
 
 
 class Warp:
