@@ -47,3 +47,45 @@ def test_aligned_barrier_that_lanes_reach_apart_is_reported(barrier, body):
 )
 def test_barrier_that_its_warp_may_reach_so_is_silent(body):
     _launch(body)
+
+
+PARTS = """setp.lt.u32 %p, %lane, 12; @%p exit; setp.lt.u32 %p, %lane, 22; @%p bra A;
+    {0}; bra S; A: {0}; S: {0}; {0};"""
+
+
+@pytest.mark.parametrize(
+    "barrier",
+    [
+        "barrier.sync 0",
+        "barrier.sync 0, 64",
+        "barrier.cluster.arrive; barrier.cluster.wait",
+        "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned",
+    ],
+)
+@pytest.mark.parametrize("seed", range(4))
+def test_parts_of_a_warp_count_its_exited_lanes_once(barrier, seed):
+    body = PARTS.format(barrier)
+    if "aligned" in barrier:
+        with pytest.raises(IllegalOperand, match="is aligned"):
+            _launch(body, seed)
+    else:
+        _launch(body, seed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_part_that_has_arrived_and_exited_is_counted_once(seed):
+    _launch(
+        "setp.lt.u32 %p, %lane, 12; @%p bra A; barrier.sync 1, 64; bra S;"
+        "A: barrier.arrive 1, 64; exit; S: barrier.sync 1, 64;",
+        seed,
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_part_that_exits_after_the_other_has_arrived_is_counted(seed):
+    # 64 threads of the cluster and of the CTA, 40 of which never arrive
+    _launch(
+        "setp.lt.u32 %p, %lane, 20; @%p bra A; barrier.cluster.arrive; barrier.cluster.wait;"
+        "barrier.sync 0; barrier.sync 0; ret; A: exit;",
+        seed,
+    )

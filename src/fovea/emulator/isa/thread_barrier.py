@@ -14,18 +14,12 @@ from fovea.emulator.isa import instruction
 from fovea.emulator.isa.barrier import check_barrier
 from fovea.emulator.isa.instruction import ALL_LANES, Action, Array, Decoded, Instruction
 from fovea.emulator.isa.shuffle import exchange
+from fovea.emulator.machine.barrier import count_part
 from fovea.emulator.machine.meeting import meet_all
 from fovea.emulator.machine.warp import Wait
 from fovea.emulator.ptx.types import LANES
 
 # --- named barriers -------------------------------------------------------------------------------
-
-
-def _barrier_threads(w: Any, mask: Array) -> int:
-    """Return how many threads a warp's arrival counts for: exited lanes count as arrived."""
-    if mask is ALL_LANES:
-        return LANES
-    return int(np.count_nonzero(mask | w.exited))
 
 
 def _check_together(ins: Instruction, w: Any, mask: Array) -> None:
@@ -72,7 +66,7 @@ def _named(
                 )
         generation = barrier.generation
         contribution = None if value is None else value(w, mask)
-        threads = _barrier_threads(w, mask)
+        threads = LANES if mask is ALL_LANES else count_part(barrier.parts, w, mask)
         check_barrier(
             barrier.arrive(threads, expected, w.touch(ins, mask), contribution), ins, w, 0
         )
@@ -170,6 +164,8 @@ def _nothing(w: Any, mask: Array) -> tuple[Array, ...]:
 
 # --- cluster barrier ------------------------------------------------------------------------------
 
+_NO_PHASE = -1  # of a lane that has not arrived since it waited
+
 
 @instruction("barrier.cluster.arrive{.sem}{.aligned}", source="PTX ISA 9.7.13.4", kind="sync",
              targets="sm_90+",
@@ -182,12 +178,14 @@ def barrier_cluster_arrive(ins: Instruction) -> Decoded:
         if is_aligned:
             _check_together(ins, w, mask)
         barrier = w.cta.cluster.barrier
-        if w.state.get("cluster_generation") is not None:
+        phases = w.state.setdefault("cluster_phases", np.full(LANES, _NO_PHASE))
+        if (phases[mask] != _NO_PHASE).any():
             raise IllegalOperand(
                 "barrier.cluster.arrive twice without barrier.cluster.wait", w.where(ins)
             )
-        w.state["cluster_generation"] = barrier.generation
-        barrier.arrive(_barrier_threads(w, mask), w.touch(ins, mask), is_release)
+        phases[mask] = barrier.generation
+        threads = LANES if mask is ALL_LANES else count_part(barrier.parts, w, mask)
+        barrier.arrive(threads, w.touch(ins, mask), is_release)
         w.machine.notify()
 
     return run
@@ -198,16 +196,21 @@ def barrier_cluster_arrive(ins: Instruction) -> Decoded:
              evidence="manual-only", sem="acquire")  # fmt: skip
 def barrier_cluster_wait(ins: Instruction) -> Decoded:
     """Wait until every thread of the cluster has arrived."""
+    is_aligned = ".aligned" in ins.opcode
 
     def run(w: Any, mask: Array) -> Wait:
+        if is_aligned:
+            _check_together(ins, w, mask)
         barrier = w.cta.cluster.barrier
-        generation = w.state.pop("cluster_generation", None)
-        if generation is None:
+        phases = w.state.get("cluster_phases")
+        if phases is None or (phases[mask] == _NO_PHASE).any():
             raise IllegalOperand(
                 "barrier.cluster.wait without barrier.cluster.arrive", w.where(ins)
             )
+        newest = int(phases[mask].max())
+        phases[mask] = _NO_PHASE
         return Wait(
-            lambda: barrier.generation != generation,
+            lambda: barrier.generation > newest,
             barrier.describe,
             lambda: barrier.acquire(w.access),
             name="cluster barrier",

@@ -167,11 +167,28 @@ def _names(arrivals: list[tuple[str, Any, Any]]) -> str:
     )
 
 
+def count_part(parts: dict[int, Any], warp: Any, mask: Any) -> int:
+    """Return how many threads of a warp arrive: lanes that have exited count as arrived.
+
+    Args:
+        parts: of each warp (by agent) that arrives in parts, the lanes that count in this phase.
+        warp: the warp.
+        mask: the lanes that arrive.
+    """
+    before = parts.get(warp.access.agent)
+    if before is None:
+        if (mask | warp.exited).all():
+            return len(mask)
+        before = np.zeros(len(mask), np.bool_)
+    parts[warp.access.agent] = before | mask | warp.exited
+    return int(np.count_nonzero(mask | warp.exited & ~before))
+
+
 class NamedBarrier:
     """One of the 16 barriers of a CTA (`bar.sync`, `bar.arrive`, `bar.red`)."""
 
     __slots__ = ("_agents", "arrived", "clock", "counts_all", "expected", "generation",
-                 "number", "released", "result", "values", "warps")  # fmt: skip
+                 "number", "parts", "released", "result", "values", "warps")  # fmt: skip
 
     def __init__(self, number: int, agents: int):
         self.number = number
@@ -179,6 +196,7 @@ class NamedBarrier:
         self.expected = 0
         self.arrived = 0
         self.counts_all = False
+        self.parts: dict[int, Any] = {}  # warps (agents) that arrive in parts: the lanes counted
         self.generation = 0
         self.warps: list[int] = []
         self.values: list[Any] = []
@@ -208,6 +226,14 @@ class NamedBarrier:
         self._settle()
         return ""
 
+    def exit_part(self, warp: Any) -> bool:
+        """Count lanes that have exited beside some that arrived; return whether there were any."""
+        if warp.access.agent not in self.parts:
+            return False
+        self.arrived += count_part(self.parts, warp, np.zeros_like(warp.exited))
+        self._settle()
+        return True
+
     def settle(self, live_threads: int) -> None:
         """Adjust a barrier that counts all threads after a warp has exited."""
         if self.arrived and self.counts_all:
@@ -218,6 +244,7 @@ class NamedBarrier:
         if self.arrived >= self.expected:
             self.generation += 1
             self.arrived = 0
+            self.parts = {}
             self.warps = []
             self.result, self.values = self.values, []
             self.released = self.clock
@@ -235,8 +262,8 @@ class NamedBarrier:
 class ClusterBarrier:
     """The barrier of a cluster (`barrier.cluster.arrive` / `wait`)."""
 
-    __slots__ = ("_agents", "arrived", "clock", "expected", "generation", "inits", "released",
-                 "released_inits")  # fmt: skip
+    __slots__ = ("_agents", "arrived", "clock", "expected", "generation", "inits", "parts",
+                 "released", "released_inits")  # fmt: skip
 
     def __init__(self, threads: int, agents: int):
         self._agents = agents
@@ -245,6 +272,7 @@ class ClusterBarrier:
         self.released_inits: list[MBarrier] = []
         self.expected = threads
         self.arrived = 0
+        self.parts: dict[int, Any] = {}  # warps (agents) that arrive in parts: the lanes counted
         self.generation = 0
         self.clock = Clock(agents)
         self.released = Clock(agents)
@@ -266,6 +294,14 @@ class ClusterBarrier:
         for barrier in self.released_inits:
             barrier.known_to.add(access.agent)
 
+    def exit_part(self, warp: Any) -> bool:
+        """Count lanes that have exited beside some that arrived; return whether there were any."""
+        if warp.access.agent not in self.parts:
+            return False
+        self.arrived += count_part(self.parts, warp, np.zeros_like(warp.exited))
+        self.settle()
+        return True
+
     def exit(self, threads: int) -> None:
         """Take exited threads out of the expected count."""
         self.expected -= threads
@@ -275,6 +311,7 @@ class ClusterBarrier:
         """Complete the phase if everybody has arrived."""
         if self.expected and self.arrived >= self.expected:
             self.arrived -= self.expected
+            self.parts = {}
             self.generation += 1
             self.released = self.clock
             self.clock = Clock(self._agents)

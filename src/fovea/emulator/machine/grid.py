@@ -138,6 +138,12 @@ class Cluster:
         rank = shared_address >> RANK_SHIFT
         return self.ctas[rank] if rank < len(self.ctas) else None
 
+    def on_lanes_exit(self, warp: Warp) -> None:
+        """Count lanes that exit as arrived where another part of their warp has arrived."""
+        for barrier in (self.barrier, *warp.cta.barriers.values()):
+            if barrier.exit_part(warp):
+                self.machine.notify()
+
     def on_warp_exit(self, warp: Warp) -> None:
         """Take an exited warp out of the barriers that count all threads."""
         self.barrier.exit(LANES)

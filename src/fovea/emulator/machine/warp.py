@@ -410,6 +410,8 @@ class Warp:
         """Let lanes exit; the others go on at `following`. Return DIVERGED."""
         self.current.pc = following
         self._exit_lanes(mask)
+        if self.splits:
+            self.cta.cluster.on_lanes_exit(self)
         return DIVERGED
 
     def _exit_lanes(self, mask: Array) -> None:
