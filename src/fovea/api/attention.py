@@ -21,6 +21,7 @@ from fovea.problem import (
     make_dense,
     make_varlen,
 )
+from fovea.problem.keywords import CALL_NAMES, VARLEN_NAMES, refuse_keywords
 
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled  # pyright: ignore
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -98,6 +99,7 @@ def attention(
     deterministic: bool | None = None,
     return_aux: AuxRequest | None = None,
     backend: str | None = None,
+    **unknown: Any,
 ) -> Any:
     """Return softmax(mods(scale * q k^T)) v, exactly.
 
@@ -129,6 +131,8 @@ def attention(
         TypeError, ValueError: wrong input.
         UnsupportedError: right input that the named backend lacks.
     """
+    if unknown:
+        refuse_keywords(unknown, CALL_NAMES)
     wants_lse, wants_max_score = (False, False) if return_aux is None else _wanted(return_aux)
     options = (
         causal,
@@ -204,6 +208,7 @@ def attention_varlen(
     deterministic: bool | None = None,
     return_aux: AuxRequest | None = None,
     backend: str | None = None,
+    **unknown: Any,
 ) -> Any:
     """Return the attention of each sequence of a packed batch to itself; keywords as `attention`.
 
@@ -230,6 +235,8 @@ def attention_varlen(
         TypeError, ValueError: wrong input; on a GPU, contents under FOVEA_CHECK=1 only.
         UnsupportedError: right input that the named backend lacks.
     """
+    if unknown:
+        refuse_keywords(unknown, (*CALL_NAMES, *VARLEN_NAMES))
     wants_lse, wants_max_score = _wanted(return_aux)
     request = Request(
         causal,

@@ -30,16 +30,11 @@ from fovea.problem import (
     make_dense,
     make_varlen,
 )
+from fovea.problem.keywords import REQUEST_NAMES, VARLEN_NAMES, check_keywords
 from fovea.tiling.bounds import Band, visible_pairs
 
-_REQUEST_NAMES = (
-    *("causal", "window", "score_mod", "mask_mod", "block_mask", "softcap", "sink", "scale"),
-    "deterministic",
-)
-_VARLEN_NAMES = (
-    *("cu_seqlens_q", "cu_seqlens_kv", "max_seqlen_q", "max_seqlen_kv"),
-    *("seqused_q", "seqused_kv", "page_table"),
-)
+# What `explain` takes itself, beside the keywords of a call.
+_OWN = ("backend", "return_aux", "kernel_options", "enable_gqa", "archs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +103,7 @@ def explain(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    *,
+    *packed: Any,
     backend: str | None = None,
     kernel_options: dict[str, Any] | None = None,
     enable_gqa: bool = False,
@@ -120,6 +115,7 @@ def explain(
 
     Args:
         q, k, v: as the call would take them; meta tensors do, since they are not read.
+        packed: cu_seqlens_q, ... where they are passed by position, as to `fovea.attention_varlen`.
         backend: as the call takes it.
         kernel_options: explain `fovea.flex_attention` with these options instead: q, k and v are
             (batch, heads, seqlen, head_dim).
@@ -134,7 +130,8 @@ def explain(
         TypeError, ValueError: wrong input, as the call would raise. A call that would raise
             UnsupportedError is explained.
     """
-    check_names(keywords, (*_REQUEST_NAMES, *_VARLEN_NAMES))
+    keywords = packed_keywords(packed, keywords)
+    check_keywords(keywords, (*REQUEST_NAMES, *VARLEN_NAMES, *_OWN))
     shown = archs_named(ARCHS if archs is None else archs)
     request = _request_among(keywords, return_aux)
     ignored: tuple[str, ...] = ()
@@ -150,30 +147,37 @@ def explain(
 
 
 def call_problem(
-    q: Tensor, k: Tensor, v: Tensor, return_aux: Any, keywords: dict[str, Any]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    return_aux: Any,
+    keywords: dict[str, Any],
+    own: tuple[str, ...] = (),
 ) -> AttentionProblem:
     """Return the validated call of `fovea.attention`, or of `attention_varlen` by its keywords.
+
+    `own` are the keywords that the caller takes itself, for an error.
 
     Raises:
         TypeError, ValueError: wrong input, as the call would raise.
     """
-    check_names(keywords, (*_REQUEST_NAMES, *_VARLEN_NAMES))
+    check_keywords(keywords, (*REQUEST_NAMES, *VARLEN_NAMES, *own))
     return _problem_of(q, k, v, _request_among(keywords, return_aux), keywords)
 
 
 def _request_among(keywords: dict[str, Any], return_aux: Any) -> Request:
-    named = {name: keywords[name] for name in _REQUEST_NAMES if name in keywords}
+    named = {name: keywords[name] for name in REQUEST_NAMES if name in keywords}
     return request_of(named, return_aux)
 
 
 def _problem_of(
     q: Tensor, k: Tensor, v: Tensor, request: Request, keywords: dict[str, Any]
 ) -> AttentionProblem:
-    if not any(name in keywords for name in _VARLEN_NAMES):
+    if not any(name in keywords for name in VARLEN_NAMES):
         return make_dense(*autocast(q, k, v), request)
     _check_varlen_names(keywords)
     named: dict[str, Any] = {"cu_seqlens_kv": None}
-    named |= {name: keywords[name] for name in _VARLEN_NAMES if name in keywords}
+    named |= {name: keywords[name] for name in VARLEN_NAMES if name in keywords}
     return make_varlen(*autocast(q, k, v), VarlenRequest(**named), request)
 
 
@@ -245,7 +249,7 @@ def request_of(keywords: dict[str, Any], return_aux: Any) -> Request:
     Raises:
         TypeError: a keyword that no call has, or something else as return_aux.
     """
-    check_names(keywords, _REQUEST_NAMES)
+    check_keywords(keywords, REQUEST_NAMES)
     if return_aux is not None and not hasattr(return_aux, "lse"):
         got = type(return_aux).__name__
         raise TypeError(invalid("return_aux", got, "None or an AuxRequest", "pass one"))
@@ -258,20 +262,25 @@ def request_of(keywords: dict[str, Any], return_aux: Any) -> Request:
     )
 
 
-def check_names(keywords: dict[str, Any], known: tuple[str, ...]) -> None:
-    """Raise TypeError where a keyword is none of those known."""
-    for name in keywords:
-        if name not in known:
-            raise TypeError(
-                invalid("keyword", repr(name), ", ".join(sorted(known)), "correct its spelling")
-            )
+def packed_keywords(positional: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
+    """Return the keywords with what `fovea.attention_varlen` takes by position.
+
+    Raises:
+        TypeError: there are more of these than it takes.
+    """
+    names = VARLEN_NAMES[:4]
+    if len(positional) > len(names):
+        got = f"{3 + len(positional)} arguments by position"
+        allowed = f"q, k, v, {', '.join(names)}"
+        raise TypeError(invalid("call", got, allowed, "pass the others by name"))
+    return dict(zip(names, positional)) | keywords
 
 
 def _check_varlen_names(keywords: dict[str, Any]) -> None:
     """Raise TypeError unless the keywords of a packed call are all there."""
     for name in ("cu_seqlens_q", "max_seqlen_q", "max_seqlen_kv"):
         if name not in keywords:
-            given = ", ".join(n for n in _VARLEN_NAMES if n in keywords)
+            given = ", ".join(n for n in VARLEN_NAMES if n in keywords)
             raise TypeError(
                 invalid(name, "missing", "the value of the packed call", f"pass it with {given}")
             )

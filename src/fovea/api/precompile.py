@@ -10,16 +10,18 @@ from typing import Any
 
 from torch import Tensor
 
-from fovea.api.explain import archs_named, call_problem
+from fovea.api.explain import archs_named, call_problem, packed_keywords
 from fovea.api.variants import variants_of
 from fovea.errors import UnsupportedError
+
+_OWN = ("archs", "bundle", "workers", "return_aux")  # beside the keywords of a call
 
 
 def precompile(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    *,
+    *packed: Any,
     archs: Sequence[str] = ("sm90",),
     bundle: str | Path | None = None,
     workers: int | None = None,
@@ -34,6 +36,7 @@ def precompile(
 
     Args:
         q, k, v: tensors of the call's dtype and head dims.
+        packed: cu_seqlens_q, ... where they are passed by position, as to `fovea.attention_varlen`.
         archs: architectures to compile for: "sm90", "sm100", "sm103".
         bundle: also write the kernels into this folder, for machines without a compiler, which
             find it through FOVEA_BUNDLE. Otherwise they go to the disk cache alone.
@@ -51,7 +54,8 @@ def precompile(
     from fovea.compile.variant import ForwardVariant
     from fovea.plan import select
 
-    problem = call_problem(q, k, v, return_aux, keywords)
+    keywords = packed_keywords(packed, keywords)
+    problem = call_problem(q, k, v, return_aux, keywords, own=_OWN)
     jobs: list[tuple[ForwardVariant, CompileTarget]] = []
     for arch in archs_named(archs):
         name = arch.name
