@@ -233,7 +233,8 @@ def _missing_runtime(backend: str) -> str | None:
         return f"this version of fovea has no {module}"
     for package in packages:
         if importlib.util.find_spec(package) is None:
-            return f"{package} is not installed (pip install 'fovea-attention[{extra}]')"
+            how = f"pip install 'fovea-attention[{extra}]', in a clone '-e .[{extra}]'"
+            return f"{package} is not installed ({how})"
     return None
 
 

@@ -2,7 +2,8 @@
 
 Lives here: `B1 H16 Hkv4 S8192 D128 bf16` and the options that several subcommands share, turned
 into tensors and keywords. What a keyword means and whether it is right is `problem/`'s matter.
-Invariant: the words are those of the benchmark files, so a row there can be pasted here.
+Invariant: the words are those of the benchmark tables, so the shape of a row can be pasted here; a
+row's mod is an option.
 """
 
 import ast
@@ -33,8 +34,10 @@ DTYPES = {
 }
 WORDS = (
     "B H Hkv S Skv D Dv, each followed by its number, and a dtype: "
-    "B1 H16 Hkv4 S8192 D128 " + " | ".join(DTYPES)
+    "B1 H16 Hkv4 S8192 D128 " + " | ".join(DTYPES) + "; as in benchmark tables H16/4, Sq1 S8192 "
+    "(queries, keys), full | causal"
 )
+MASKS = ("full", "causal")
 
 
 class Size(NamedTuple):
@@ -180,7 +183,8 @@ def words_help(default: Shape) -> str:
 def parse_words(words: Sequence[str], default: Shape) -> tuple[Shape, torch.dtype]:
     """Return the shape and dtype that the words name; what they leave out comes from the default.
 
-    Hkv, Skv and Dv default to H, S and D where those are given.
+    Hkv, Skv and Dv default to H, S and D where those are given; H16/4 is H16 Hkv4, and beside Sq1
+    S counts keys.
 
     Raises:
         ValueError: a word is not of that form, or comes twice.
@@ -189,7 +193,7 @@ def parse_words(words: Sequence[str], default: Shape) -> tuple[Shape, torch.dtyp
     dtypes = [word for word in words if word in DTYPES] or [DEFAULT_DTYPE]
     if len(dtypes) > 1:
         raise ValueError(invalid("CALL", repr(" ".join(dtypes)), "one dtype", "name it once"))
-    for word in words:
+    for word in _written_out(words):
         if word in DTYPES:
             continue
         match = _WORD.fullmatch(word)
@@ -204,6 +208,37 @@ def parse_words(words: Sequence[str], default: Shape) -> tuple[Shape, torch.dtyp
 
     sizes = {size.field: _size_of(word, given, default) for word, size in SIZES.items()}
     return Shape(**sizes), DTYPES[dtypes[0]]
+
+
+def _written_out(words: Sequence[str]) -> list[str]:
+    """Return the words with those of a benchmark table's own form as the plain ones."""
+    found: list[str] = []
+    has_queries = any(re.fullmatch(r"Sq\d+", word) for word in words)
+    for word in words:
+        heads = re.fullmatch(r"(H\d+)/(\d+)", word)
+        length = re.fullmatch(r"(Sq|S)(\d+)", word)
+        if heads is not None:
+            found += [heads[1], f"Hkv{heads[2]}"]
+        elif has_queries and length is not None:
+            found.append(f"{'S' if length[1] == 'Sq' else 'Skv'}{length[2]}")
+        else:
+            found.append(word)
+    return found
+
+
+def take_mask(words: Sequence[str], causal: bool | None) -> tuple[list[str], bool | None]:
+    """Return the words without `full` and `causal`, and --causal as these say it.
+
+    Raises:
+        ValueError: several of them, or one beside --causal.
+    """
+    named = [word for word in words if word in MASKS]
+    if not named:
+        return list(words), causal
+    if len(named) > 1 or causal is not None:
+        allowed = "one of full, causal, --causal and --causal-top-left"
+        raise ValueError(invalid("CALL", repr(" ".join(named)), allowed, "leave the others out"))
+    return [word for word in words if word not in MASKS], True if named[0] == "causal" else None
 
 
 def _size_of(word: str, given: dict[str, int], default: Shape) -> int:
@@ -221,6 +256,13 @@ def _hint(word: str) -> str:
         return "give --causal-top-left in the place of --causal"
     if plain in ("bottom_right", "bottomright"):
         return "give --causal alone, which is aligned bottom right"
+    window = re.fullmatch(r"window(\d+)", plain)
+    if window is not None:
+        return f"give --window {int(window[1]) - 1},0"
+    if plain in ("pages", "packed", "varlen"):
+        return "give --packed, and --page-size N for pages"
+    if plain in mods.__all__ or plain in ("sinks", "natten"):
+        return "a mod is an option: give --mask-mod, --score-mod or --softcap"
     names = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
     if names.get(plain, plain) in DTYPES:
         return f"write {names.get(plain, plain)}"
@@ -366,6 +408,8 @@ def _member(option: str, module: ModuleType, name: str) -> Callable[..., Any]:
         near = difflib.get_close_matches(name, names, n=3)
         way_out = f"write {' or '.join(near)}" if near else "name one of them"
         where = "a name in fovea.mods (docs/mods.md lists them)"
+        if not near:
+            where = f"a name in fovea.mods: {', '.join(names)}"
         allowed = where if module is mods else " | ".join(names)
         raise ValueError(invalid(option, repr(name), allowed, way_out))
     return member

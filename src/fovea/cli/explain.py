@@ -26,7 +26,7 @@ from fovea.cli.options import (
     with_block_mask,
 )
 from fovea.cli.packing import Packed, PageSize, make_inputs
-from fovea.cli.timeline import show
+from fovea.cli.timeline import check_output, show
 from fovea.costs.coverage import coverage
 from fovea.errors import invalid
 
@@ -80,6 +80,7 @@ def run(
         raise ValueError(
             invalid("--timeline", "not given", "given with --output", "add --timeline")
         )
+    check_output(output)
     chosen = None if arch is None else read_arch(arch)
     wanted = read_call(call, causal, window, softcap, (score_mod, mask_mod))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

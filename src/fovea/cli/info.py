@@ -19,6 +19,8 @@ import torch
 
 from fovea import env
 from fovea.arch import ARCHS, arch_of
+from fovea.compile.artifact import ArtifactError
+from fovea.compile.bundle import load_bundle
 from fovea.plan.select import unsupported
 from fovea.problem import Request, make_dense
 from fovea.version import __version__
@@ -132,11 +134,20 @@ def as_text(facts: Facts) -> str:
         if problem is not None:
             rows.append((name, f"{path}  ({problem}: correct {variable} or unset it)"))
         elif path is not None:
-            rows.append((name, path))
+            holds = f"  ({bundle_summary(Path(path))})" if name == "bundle" else ""
+            rows.append((name, f"{path}{holds}"))
         elif name == "bundle":
             rows.append((name, f"none ({variable})"))
     width = max(len(name) for name, _ in rows)
     return "".join(f"{name:<{width}}  {text}\n" for name, text in rows)
+
+
+def bundle_summary(path: Path) -> str:
+    """Return how many kernels a bundle holds and for what, or that it cannot be opened."""
+    try:
+        return load_bundle(path).summary()
+    except ArtifactError as error:
+        return str(error)
 
 
 def run_plain(words: Sequence[str]) -> int:

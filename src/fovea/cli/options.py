@@ -10,7 +10,16 @@ import torch
 import typer
 
 from fovea.arch import ARCHS, Arch, arch_named
-from fovea.cli.call import DEFAULT, Call, Shape, parse_mod, parse_window, parse_words, words_help
+from fovea.cli.call import (
+    DEFAULT,
+    Call,
+    Shape,
+    parse_mod,
+    parse_window,
+    parse_words,
+    take_mask,
+    words_help,
+)
 from fovea.dispatch import BACKENDS
 from fovea.errors import invalid
 
@@ -90,7 +99,8 @@ def read_call(
     Raises:
         ValueError: a word or an option that cannot be read.
     """
-    shape, dtype = parse_words(words or [], default)
+    words, causal = take_mask(words or [], causal)
+    shape, dtype = parse_words(words, default)
     named = {
         "causal": None if causal is None else causal or "top_left",
         "window": parse_window(window),

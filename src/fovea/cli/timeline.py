@@ -20,7 +20,7 @@ from fovea.costs.launch import Call
 from fovea.costs.machine import machine_of
 from fovea.costs.predict import Kernel, Prediction, Predictor, kernel_of, no_figure
 from fovea.costs.timeline import Timeline, timeline_of, write_perfetto
-from fovea.errors import UnsupportedError
+from fovea.errors import UnsupportedError, invalid
 from fovea.plan import select
 from fovea.problem import AttentionProblem
 
@@ -61,6 +61,28 @@ def show(
             console.print(f"written: {output}, {trace}")
         else:
             console.print(f"written: {trace}")
+
+
+def check_output(output: Path | None) -> None:
+    """Raise before anything is made where the picture could not be written in the end.
+
+    Raises:
+        ValueError: no such folder, or matplotlib writes no such files.
+        ModuleNotFoundError: there is no matplotlib.
+    """
+    if output is None:
+        return
+    if output.is_dir() or not output.absolute().parent.is_dir():
+        remedy = "make it first, or name a file elsewhere"
+        raise ValueError(invalid("--output", output, "a file in a folder that exists", remedy))
+    if output.suffix == ".json":
+        return
+    from matplotlib.backend_bases import FigureCanvasBase as Canvas
+
+    known = sorted(f".{name}" for name in (*Canvas.filetypes, "json"))
+    if output.suffix.lower() not in known:
+        allowed = f"a file that ends in {', '.join(known)}"
+        raise ValueError(invalid("--output", output, allowed, f"name {output.stem}.png"))
 
 
 def predict(problem: AttentionProblem, arch: Arch) -> tuple[Call, Kernel, Prediction]:

@@ -1,5 +1,6 @@
 """Calls as the command line writes them."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from fovea import mods
 pytest.importorskip("typer", reason="the extra cli is not installed")
 
 from fovea.cli.call import Call, Shape, parse_mod, parse_window, parse_words
-from fovea.cli.options import read_arch
+from fovea.cli.options import read_arch, read_call
 
 DEFAULT = Shape(
     batch=1, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_kv=1024, head_dim=64, head_dim_v=64
@@ -59,6 +60,9 @@ def test_word_that_is_wrong_raises_with_the_forms(words):
         ("SKV7", "write Skv7 "),
         ("hkv2", "write Hkv2 "),
         ("top_left", "--causal-top-left"),
+        ("window1024", "give --window 1023,0"),
+        ("alibi", "a mod is an option"),
+        ("pages", "--page-size N"),
         ("bfloat16", "write bf16"),
         ("FP32", "write fp32"),
         ("S0x", "letters of a size and its number"),
@@ -219,3 +223,39 @@ def test_mod_of_the_other_kind_names_the_other_option(option, text, other, tmp_p
     )
     with pytest.raises(ValueError, match=f"give it as {other}"):
         parse_mod(option, text.replace("FILE", str(file)))
+
+
+@pytest.mark.parametrize(
+    ("row", "shape", "causal"),
+    [
+        ("B4 H32/8 S4096 D128 causal", "B4 H32 Hkv8 S4096 D128", True),
+        ("B2 H16/16 S8192 D64 full", "B2 H16 S8192 D64", None),
+        ("B1 H32/8 Sq1 S32768 D128", "B1 H32 Hkv8 S1 Skv32768 D128", None),
+        ("Sq3 D64", "B1 H16 S3 D64", None),
+    ],
+)
+def test_shape_of_a_row_of_the_benchmark_tables_is_read(row, shape, causal):
+    call = read_call(row.split(), None, None, None, (None, None))
+    assert str(call.shape) == shape
+    assert call.keywords.get("causal") == causal
+
+
+def test_shapes_in_the_benchmark_tables_of_the_documentation_are_read():
+    page = (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text()
+    rows = re.findall(r"^\| (B\d+ [^|,]*?(?:D\d+|causal|full)) \|", page, re.MULTILINE)
+    assert len(rows) >= 40
+    for row in rows:
+        read_call(row.split(), None, None, None, (None, None))
+
+
+@pytest.mark.parametrize(
+    ("words", "causal"), [("causal full", None), ("causal", True), ("full", False)]
+)
+def test_mask_named_twice_raises(words, causal):
+    with pytest.raises(ValueError, match=f"CALL='{words}'.*leave the others out"):
+        read_call(words.split(), causal, None, None, (None, None))
+
+
+def test_mod_that_has_no_near_name_raises_with_all_of_them():
+    with pytest.raises(ValueError, match=r"--score-mod='nosuch'.*alibi.*t5_bias"):
+        parse_mod("--score-mod", "nosuch(3)")

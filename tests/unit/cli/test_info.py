@@ -98,6 +98,18 @@ def test_paths_that_lead_nowhere_are_said_to(monkeypatch, tmp_path):
 
 def test_bundle_that_is_there_has_no_remark(monkeypatch, tmp_path):
     monkeypatch.setenv("FOVEA_BUNDLE", str(tmp_path))
-    facts = info.gather()
-    assert not facts.problems
-    assert f"{tmp_path}\n" in info.as_text(facts)
+    assert not info.gather().problems
+
+
+def test_bundle_is_shown_with_what_it_holds(tmp_path, monkeypatch):
+    entry = {"folder": "a", "name": "k", "arch": "sm_90a", "host_triple": "x86_64-linux"}
+    content = {"format": 1, "artifacts": {"1": entry, "2": entry}}
+    (tmp_path / "index.json").write_text(json.dumps(content))
+    monkeypatch.setenv("FOVEA_BUNDLE", str(tmp_path))
+    line = next(x for x in info.as_text(info.gather()).splitlines() if x.startswith("bundle "))
+    assert "2 artifacts for sm_90a on x86_64" in line
+
+
+def test_folder_that_is_no_bundle_is_shown_as_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("FOVEA_BUNDLE", str(tmp_path))
+    assert f"no bundle in {tmp_path}" in info.as_text(info.gather())

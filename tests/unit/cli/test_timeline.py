@@ -1,6 +1,7 @@
 """`fovea explain --timeline`: what it prints and writes, and what it refuses."""
 
 import json
+import re
 
 import pytest
 
@@ -85,3 +86,21 @@ def test_arch_narrows_what_explain_says(capsys):
     assert "kernels for sm100:" in narrow
     assert "sm90" not in narrow
     assert "sm103" not in narrow
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("no/such/folder/x.png", "a file in a folder that exists"),
+        ("x.foo", "a file that ends in .*png.*; name x.png"),
+        ("x", "name x.png"),
+        (".", "a file in a folder that exists"),
+    ],
+)
+def test_output_that_cannot_be_written_is_refused_before_anything_is_drawn(output, message, capsys):
+    pytest.importorskip("matplotlib")
+    words = ["explain", "S1024", "D64", "--timeline", "--output", output]
+    assert run_application(words) == 1
+    printed = capsys.readouterr()
+    assert re.search(f"--output={re.escape(output)} .*{message}", printed.err)
+    assert printed.out == ""

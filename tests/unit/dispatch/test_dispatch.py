@@ -102,7 +102,8 @@ def test_missing_runtime_names_the_package_that_is_absent(monkeypatch):
     found = {"fovea.runtime.cuda": object(), "tvm_ffi": None}
     monkeypatch.setattr(dispatch.importlib.util, "find_spec", found.get)
     text = dispatch._missing_runtime.__wrapped__("cuda")
-    assert text == "tvm_ffi is not installed (pip install 'fovea-attention[cuda]')"
+    how = "pip install 'fovea-attention[cuda]', in a clone '-e .[cuda]'"
+    assert text == f"tvm_ffi is not installed ({how})"
 
 
 @pytest.mark.parametrize("warns", [True, False])
