@@ -10,7 +10,7 @@ from toy_variants import ToyAdd, ToyReverse
 from fovea.compile.artifact import Artifact
 from fovea.compile.compiler import compile_variant
 from fovea.compile.target import ARCHS, HOST_TRIPLES, CompileTarget, native_host_triple
-from fovea.emulator.host_object import LauncherError
+from fovea.emulator import LauncherError
 from fovea.errors import UnsupportedError
 from fovea.runtime import emulated_module
 

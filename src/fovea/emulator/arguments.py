@@ -6,6 +6,7 @@ out.
 """
 
 import operator
+import re
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from fovea.emulator.errors import LaunchError
 from fovea.errors import invalid
 
 _LONGEST = 60
+_PATH = re.compile(r"[/\\]|\.\w{1,5}$")
 
 
 def shown(value: object) -> str:
@@ -38,6 +40,24 @@ def check_kind(
     """Raise LaunchError unless a value is of a kind; bool does not count as int."""
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise wrong(argument, value, f"{allowed}, not {type(value).__name__}", remedy)
+
+
+def check_text(argument: str, value: object, what: str, remedy: str, *, has: str) -> None:
+    """Raise LaunchError unless a value is a text; the path of a file is none.
+
+    Args:
+        argument: its name.
+        value: what was given.
+        what: what the text is.
+        remedy: the way out.
+        has: a word that every such text has, and no path.
+    """
+    check_kind(argument, value, str, f"{what}, as a str", remedy)
+    text = cast(str, value).strip()
+    is_comment = text.startswith(("//", "/*"))
+    if has in text or "\n" in text or is_comment or not _PATH.search(text):
+        return
+    raise wrong(argument, value, f"{what} itself, not the path of a file", remedy)
 
 
 def integers(argument: str, value: object, allowed: str, remedy: str) -> tuple[int, ...]:

@@ -18,14 +18,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from fovea.emulator.arguments import check_kind
+from fovea.emulator.arguments import check_kind, check_text
+from fovea.emulator.errors import LauncherError
 from fovea.emulator.host_arguments import (
     DeviceArray,
     FfiValue,
     PackedArguments,
     read_c_signature,
 )
-from fovea.emulator.host_object import HostObject, LauncherError, read_symbols
+from fovea.emulator.host_object import HostObject, read_symbols
 from fovea.emulator.host_runtime import (
     CONFIG,
     DEVICE_ATTRIBUTES,
@@ -34,9 +35,10 @@ from fovea.emulator.host_runtime import (
     HostRuntime,
     cluster_of,
 )
+from fovea.emulator.launch_arguments import host_memory
 from fovea.emulator.machine.memory import GlobalMemory
 from fovea.emulator.options import Options
-from fovea.emulator.run import Result, host_memory, load_ptx
+from fovea.emulator.run import Result, load_ptx
 
 _MULTIPROCESSOR_COUNT, _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 16, 75, 76
 
@@ -84,8 +86,9 @@ def load_launcher(
         'pass Path("kernel.o").read_bytes()',
     )  # fmt: skip
     if header is not None:
-        check_kind("header", header, str, "the text of the exported header, or None",
-                   'pass Path("kernel.h").read_text()')  # fmt: skip
+        check_text("header", header, "the text of the exported header",
+                   'pass Path("kernel.h").read_text()', has="{")  # fmt: skip
+    check_text("ptx", ptx, "the PTX text", 'pass Path("kernel.ptx").read_text()', has=".version")
     _check_options(options)
     module = load_ptx(ptx)
 

@@ -5,6 +5,7 @@
     |  |- UnsupportedForm       valid PTX (as far as we know) that the emulator does not implement
     |  `- OperandTypeError      a register whose declared type the instruction does not take
     |- LaunchError              wrong arguments, geometry or shared memory of a launch
+    |- LauncherError            a host launcher that cannot be loaded, or that reports a failure
     `- Fault                    raised while a kernel runs; knows line, CTA, warp, lane, address
        |- UninitialisedRead, OutOfBounds, Misaligned, IllegalOperand, Trap
        |- RaceError             two accesses that nothing orders
@@ -81,7 +82,11 @@ class OperandTypeError(PtxError):
 
 
 class LaunchError(EmulatorError, ValueError):
-    """A launch that no GPU would accept: arguments, grid, block, cluster or shared memory."""
+    """A wrong argument of a function of the emulator, or a launch that no GPU would accept."""
+
+
+class LauncherError(EmulatorError, RuntimeError):
+    """A host launcher that cannot be loaded, or that reports a failure of its own."""
 
 
 @dataclass(slots=True, kw_only=True)

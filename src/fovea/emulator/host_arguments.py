@@ -21,9 +21,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fovea.emulator.arguments import shown
-from fovea.emulator.host_object import LauncherError
-from fovea.errors import invalid
+from fovea.emulator.arguments import wrong
+from fovea.emulator.errors import LauncherError, LaunchError
 
 _DEVICE_CPU = 1
 _DEVICE_CUDA = 2
@@ -140,8 +139,8 @@ def device_array(value: object, *, dtype: str | None = None) -> DeviceArray:
             "bfloat16", or uint8 as "float8_e4m3fn".
 
     Raises:
-        TypeError: when `value` is neither, or its dtype is unknown.
-        ValueError: when `dtype` is unknown or of another width, or the tensor is not on the CPU.
+        LaunchError: `value` is neither or not on the CPU, or one of the types is unknown or of
+            another width.
     """
     if isinstance(value, DeviceArray):
         array = value
@@ -150,19 +149,16 @@ def device_array(value: object, *, dtype: str | None = None) -> DeviceArray:
     elif hasattr(value, "__dlpack__"):
         array = _from_dlpack(value)
     else:
-        raise TypeError(
-            f"argument of type {type(value).__name__} is no array; pass a numpy array or a CPU "
-            "tensor that supports DLPack"
-        )
+        remedy = "pass a numpy array, or a CPU tensor that supports DLPack"
+        raise wrong("value", value, f"an array, not {type(value).__name__}", remedy)
     if dtype is None or dtype == array.dtype:
         return array
     if dtype not in _DTYPES:
-        raise ValueError(f"dtype={dtype!r} is unknown (known: {', '.join(_DTYPES)})")
+        raise wrong("dtype", dtype, ", ".join(_DTYPES), "name the type of the elements")
     if _DTYPES[dtype][1] != _DTYPES[array.dtype][1]:
-        raise ValueError(
-            f"dtype={dtype!r} has {_DTYPES[dtype][1]} bits but the array's {array.dtype} has "
-            f"{_DTYPES[array.dtype][1]}; pass storage of the same width"
-        )
+        bits = _DTYPES[array.dtype][1]
+        allowed = f"a type of {bits} bits, as the array's {array.dtype}"
+        raise wrong("dtype", dtype, allowed, "pass storage of the same width")
     return DeviceArray(
         address=array.address,
         dtype=dtype,
@@ -176,12 +172,11 @@ def device_array(value: object, *, dtype: str | None = None) -> DeviceArray:
 def _from_numpy(array: NDArray[Any]) -> DeviceArray:
     name = array.dtype.name
     if name not in _DTYPES or not array.dtype.isnative:
-        raise TypeError(
-            f"numpy dtype {array.dtype} cannot be passed to a launcher "
-            f"(known: {', '.join(_DTYPES)})"
-        )
+        allowed = f"an array of this machine's {', '.join(_DTYPES)}"
+        raise wrong("value", array, allowed, "convert it, or pass a view of the same width")
     if any(stride % array.itemsize for stride in array.strides):
-        raise ValueError(f"strides {array.strides} are no multiples of {array.itemsize} bytes")
+        allowed = f"strides of whole elements, not of {array.strides} bytes"
+        raise wrong("value", array, allowed, "pass numpy.ascontiguousarray(array)")
     return DeviceArray(
         address=array.ctypes.data,
         dtype=name,
@@ -200,18 +195,22 @@ _capsule_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
 def _from_dlpack(tensor: Any) -> DeviceArray:
     # The capsule is left unconsumed: when it is collected its own destructor frees it, so it is the
     # owner.
-    capsule = tensor.__dlpack__()
+    try:
+        capsule = tensor.__dlpack__()
+    except Exception as error:
+        allowed = f"a tensor that exports its memory; {error}"
+        raise wrong("value", tensor, allowed, "pass tensor.detach().cpu()") from error
     address = _capsule_pointer(capsule, b"dltensor")
     view = _DLTensor.from_address(address)
     if view.device_type != _DEVICE_CPU:
-        raise ValueError(
-            f"tensor is on DLPack device type {view.device_type}; the emulator takes "
-            "CPU tensors (device type 1)"
-        )
+        allowed = f"a tensor on the CPU, not on DLPack's device type {view.device_type}"
+        raise wrong("value", tensor, allowed, "pass tensor.cpu()")
     names = {key: name for name, key in _DTYPES.items()}
     key = (int(view.code), int(view.bits))
     if key not in names or view.lanes != 1:
-        raise TypeError(f"DLPack dtype code {key} with {view.lanes} lanes is unknown ({names})")
+        allowed = f"a tensor of {', '.join(_DTYPES)}"
+        remedy = f"convert it (its DLPack type is {key}, {view.lanes} lanes)"
+        raise wrong("value", tensor, allowed, remedy)
     shape = tuple(int(view.shape[i]) for i in range(view.ndim))
     if view.strides:
         strides = tuple(int(view.strides[i]) for i in range(view.ndim))
@@ -238,10 +237,11 @@ def _naming(argument: str, value: object) -> Generator[None]:
     """Let a complaint about a value begin with the argument it stands for."""
     try:
         yield
+    except LaunchError as error:
+        raise LaunchError(f"launcher {argument}: {error}") from error
     except (TypeError, ValueError, OverflowError, ctypes.ArgumentError) as error:
         allowed = "an array, a CPU tensor, a number, None, or a tuple of these"
-        text = invalid(f"launcher {argument}", shown(value), allowed, f"see: {error}")
-        raise (TypeError if isinstance(error, TypeError) else ValueError)(text) from error
+        raise wrong(f"launcher {argument}", value, allowed, f"see: {error}") from error
 
 
 class PackedArguments:
@@ -270,7 +270,7 @@ class PackedArguments:
         elif isinstance(value, int | np.integer):
             number = int(cast(int, value))
             if not -(1 << 63) <= number < 1 << 63:
-                raise ValueError(f"{number} does not fit 64 bits")
+                raise wrong("value", number, "-2^63 to 2^63 - 1", "pass a smaller number")
             slot.type_index, slot.value.integer = _INT, number
         elif isinstance(value, float | np.floating):
             slot.type_index, slot.value.floating = _FLOAT, float(cast(float, value))
@@ -311,7 +311,7 @@ class PackedArguments:
     def c_arguments(self, signature: "CSignature", values: Sequence[object]) -> list[int]:
         """Return the addresses of the values laid out for the plain C interface."""
         if len(values) != len(signature.parameters):
-            raise TypeError(
+            raise LaunchError(
                 f"the launcher takes {len(signature.parameters)} arguments "
                 f"({', '.join(p.name for p in signature.parameters)}), got {len(values)}"
             )

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fovea.emulator.errors import LauncherError
 from fovea.errors import missing_package
 
 _ELF_MACHINES = {62: "x86-64", 183: "aarch64"}
@@ -26,10 +27,6 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 _SYMBOL_TABLE_SECTION = 2
 _BIND_LOCAL = 0
 _library_numbers = itertools.count()
-
-
-class LauncherError(RuntimeError):
-    """A host launcher that cannot be loaded, or that reports a failure of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

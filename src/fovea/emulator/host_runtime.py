@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from fovea.emulator.host_object import LauncherError
+from fovea.emulator.errors import LauncherError
 
 SUCCESS = 0
 _INVALID_DEVICE = 101

@@ -6,14 +6,28 @@ options, PTX and inputs give equal results, reports and counters.
 
 from dataclasses import dataclass
 
+from fovea.emulator.arguments import wrong
+
+# the smallest number each option takes, and what all of them are
+_NUMBERS = {
+    "seed": (0, "an int of 0 or more"),
+    "max_segments": (1, "an int of 1 or more"),
+    "num_sms": (1, "an int of 1 or more"),
+    "max_steps": (1, "an int of 1 or more, or None for no limit"),
+}
+_WORDS = {
+    "async_delay": ("random", "eager", "late"),
+    "tensor_load_wait": ("auto", "explicit", "implicit"),
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """Choices of one launch.
 
     Attributes:
-        seed: orders warps and asynchronous work; each seed is another legal schedule. With odd
-            ones a warpgroup of each CTA seldom runs while others can, each group in turn.
+        seed: orders warps and asynchronous work; each seed (0 or more) is another legal schedule.
+            With odd ones a warpgroup of each CTA seldom runs while others can, each group in turn.
         detect_races: vector clocks on shared, tensor and global memory within a cluster, and the
             last writers of global memory between clusters.
         detect_uninitialised: reads of shared, tensor and local memory before a write raise; those
@@ -45,31 +59,18 @@ class Options:
     exact_mma: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("seed", "max_segments", "num_sms", "max_steps"):
+        for name, (low, allowed) in _NUMBERS.items():
             value = getattr(self, name)
-            if name == "max_steps" and value is None:
+            if value is None and "None" in allowed:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                wanted = "an int or None" if name == "max_steps" else "an int"
-                raise TypeError(f"{name}={value!r} must be {wanted}, got {type(value).__name__}")
+            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+                raise wrong(name, value, allowed, f"write Options({name}={max(low, 1)})")
         for name in ("detect_races", "detect_uninitialised", "trace", "exact_mma"):
             value = getattr(self, name)
             if not isinstance(value, bool):
-                raise TypeError(f"{name}={value!r} must be True or False")
-        for name in ("async_delay", "tensor_load_wait"):
+                raise wrong(name, value, "True or False", f"write Options({name}=True)")
+        for name, words in _WORDS.items():
             value = getattr(self, name)
-            if not isinstance(value, str):
-                raise TypeError(f"{name}={value!r} must be a str, got {type(value).__name__}")
-        if self.async_delay not in ("random", "eager", "late"):
-            raise ValueError(
-                f"async_delay={self.async_delay!r} is not one of 'random', 'eager', 'late'"
-            )
-        if self.tensor_load_wait not in ("auto", "explicit", "implicit"):
-            raise ValueError(
-                f"tensor_load_wait={self.tensor_load_wait!r} is not one of 'auto', 'explicit', "
-                "'implicit'"
-            )
-        if self.max_segments < 1:
-            raise ValueError(f"max_segments={self.max_segments} must be at least 1")
-        if self.num_sms < 1:
-            raise ValueError(f"num_sms={self.num_sms} must be at least 1")
+            if not isinstance(value, str) or value not in words:
+                allowed = ", ".join(repr(word) for word in words)
+                raise wrong(name, value, allowed, f"write Options({name}={words[0]!r})")

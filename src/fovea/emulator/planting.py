@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from fovea.emulator.arguments import check_kind
+from fovea.emulator.arguments import check_text
 
 _STATEMENT = re.compile(
     r"(?P<guard>@!?[\w%$.]+\s+)?(?P<opcode>[a-z]\w*(?:\.[\w:]+)*)"
@@ -42,7 +42,7 @@ class PlantedFault:
 
 def plant_faults(text: str) -> list[PlantedFault]:
     """Return every variant of a PTX text that this module knows, in the order of the text."""
-    check_kind("text", text, str, "the PTX text, as a str", "pass Path(file).read_text()")
+    check_text("text", text, "the PTX text", "pass Path(file).read_text()", has=".version")
     blank = _COMMENT.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
     return list(_variants(text, blank))
 

@@ -1,14 +1,12 @@
 """Load PTX, launch kernels, get results: the interface of the emulator.
 
-Lives here: `load_ptx`, `Module.launch`, `Result`, and the packing of arguments. Not here: the host
-launchers of CuTe-DSL (`driver.py`). Invariant: a launch either returns a Result with every store
-done in the caller's arrays, or raises an EmulatorError.
+Lives here: `load_ptx`, `Module.launch`, `Result`. Not here: the packing of arguments
+(`launch_arguments.py`), the host launchers of CuTe-DSL (`driver.py`). Invariant: a launch either
+returns a Result with every store done in the caller's arrays, or raises an EmulatorError.
 """
 
-import ctypes
 import math
 import operator
-import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +14,15 @@ from typing import Any, cast
 
 import numpy as np
 
-from fovea.emulator.arguments import check_kind, wrong
+from fovea.emulator.arguments import check_kind, check_text, wrong
 from fovea.emulator.errors import LaunchError
-from fovea.emulator.host_arguments import device_array
 from fovea.emulator.isa.instruction import Array
 from fovea.emulator.junk import run_past_junk
+from fovea.emulator.launch_arguments import pack
 from fovea.emulator.machine.grid import Machine, check_geometry
 from fovea.emulator.machine.memory import CONST_WINDOW, GlobalMemory, Segment
 from fovea.emulator.options import Options
-from fovea.emulator.ptx.module import Kernel, Layout, Parameter
-from fovea.emulator.ptx.types import numpy_dtype
+from fovea.emulator.ptx.module import Kernel, Layout
 from fovea.emulator.schedule import Scheduler
 from fovea.emulator.trace import Trace
 
@@ -70,13 +67,21 @@ class Result:
     def write_trace(self, path: str | Path) -> None:
         """Write the launch as Perfetto JSON (needs `Options(trace=True)`)."""
         if self.trace is None:
-            raise ValueError("the launch collected no trace; pass Options(trace=True)")
+            raise LaunchError(
+                "the launch collected no trace; launch with options=emulator.Options(trace=True)"
+            )
         check_kind("path", path, (str, Path), "a str or a Path", "name the file to write")
         file = Path(path)
-        if file.is_dir() or not file.absolute().parent.is_dir():
+        try:
+            is_place = file.absolute().parent.is_dir() and not file.is_dir()
+            if is_place:
+                self.trace.write(file)
+        except (OSError, ValueError) as error:  # ValueError: a character that no path has
+            remedy = "name a file that can be written"
+            raise wrong("path", str(path), f"a file to write; {error}", remedy) from error
+        if not is_place:
             remedy = "make the folder first, or name a file elsewhere"
             raise wrong("path", str(path), "a file in a folder that exists", remedy)
-        self.trace.write(file)
 
 
 class Module:
@@ -157,7 +162,7 @@ class Module:
             "memory", memory, GlobalMemory, "an emulator.GlobalMemory or None",
             "memory = emulator.GlobalMemory(); memory.register(array, name)",
         )  # fmt: skip
-        parameters = _pack(found, args, memory)
+        parameters = pack(found, args, memory)
         total = self._total_shared(found, shared_bytes)
         for name, array in self._layout.global_arrays.items():
             memory.register_bytes(array, array.ctypes.data, f"variable {name}")
@@ -228,14 +233,11 @@ def load_ptx(text: str) -> Module:
     """Parse a PTX text. The instructions of a kernel are looked at when it is first launched.
 
     Raises:
+        LaunchError: it is no text, or the path of a file.
         PtxError: with the line of the first thing whose syntax is wrong.
     """
+    check_text("text", text, "the PTX text", "pass Path(file).read_text()", has=".version")
     return Module(text)
-
-
-def host_memory(address: int, size: int) -> Array:
-    """Return `size` bytes of this process at `address` as an array (no copy)."""
-    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
 
 def _three(name: str, dim: Any) -> tuple[int, int, int]:
@@ -263,85 +265,3 @@ def _check_kernel_geometry(
     wanted = kernel.required_cluster
     if wanted and cluster != _three("reqnctapercluster", wanted):
         raise LaunchError(f"cluster={cluster}, but {kernel.name} has .reqnctapercluster {wanted}")
-
-
-def _pack(kernel: Kernel, args: Sequence[Any], memory: GlobalMemory) -> Array:
-    if not isinstance(args, Sequence) or isinstance(args, str | bytes | bytearray):  # pyright: ignore[reportUnnecessaryIsInstance]
-        wanted = ", ".join(f".{p.type} {p.name}" for p in kernel.parameters)
-        raise wrong(
-            "args", args, f"a list or tuple of {len(kernel.parameters)} values: {wanted or 'none'}",
-            "write args=[value, ...], also for one value",
-        )  # fmt: skip
-    if len(args) != len(kernel.parameters):
-        raise LaunchError(
-            f"kernel {kernel.name} has {len(kernel.parameters)} parameters, args has {len(args)}"
-        )
-    packed = np.zeros(kernel.parameter_bytes + 64, np.uint8)
-    # tensor maps must be 64-byte aligned: the parameter offsets are, so align the buffer too
-    start = -packed.ctypes.data % 64
-    packed = packed[start : start + kernel.parameter_bytes]
-    for position, (parameter, value) in enumerate(zip(kernel.parameters, args)):
-        raw = _argument_bytes(position, parameter, value, memory)
-        packed[parameter.offset : parameter.offset + parameter.size] = np.frombuffer(raw, np.uint8)
-    packed.setflags(write=False)
-    return packed
-
-
-def _argument_bytes(position: int, parameter: Parameter, value: Any, memory: GlobalMemory) -> bytes:
-    label = f"args[{position}]"
-    if isinstance(value, bytes | bytearray):
-        if len(value) != parameter.size:
-            raise LaunchError(f"{label} has {len(value)} bytes, the parameter has {parameter.size}")
-        return bytes(value)
-    if hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray | np.generic):
-        value = _tensor_address(label, value, memory)
-    if isinstance(value, np.ndarray) and cast(Array, value).ndim:
-        value = memory.register(cast(Array, value), label)
-    if parameter.is_array and parameter.size != 8:
-        raise LaunchError(
-            f"{label} is a parameter of {parameter.size} bytes: pass bytes of that size"
-        )
-    dtype = numpy_dtype(parameter.type)
-    if isinstance(value, np.generic | np.ndarray):  # an array here has no dimensions
-        given = cast(Array, value)
-        is_same_kind = (given.dtype.kind == "f") == (dtype.kind == "f")
-        if given.nbytes == parameter.size and (is_same_kind or parameter.type[0] == "b"):
-            return given.tobytes()
-        value = given.item()
-    if dtype.kind == "f" and isinstance(value, int | float):
-        return np.array(value, dtype).tobytes()
-    if isinstance(value, float) and parameter.type[0] in "us":
-        raise LaunchError(
-            f"{label}={value} is a float, the parameter is .{parameter.type}: pass int({value}), "
-            f"or np.float{8 * parameter.size}({value}).tobytes() if its bits are meant"
-        )
-    if isinstance(value, float) and parameter.size in (4, 8):
-        return struct.pack("<f" if parameter.size == 4 else "<d", value)
-    if isinstance(value, int):
-        bits = 8 * parameter.size
-        if not -(1 << (bits - 1)) <= value < 1 << bits:
-            raise LaunchError(f"{label}={value} does not fit the parameter's {bits} bits")
-        return (value & ((1 << bits) - 1)).to_bytes(parameter.size, "little")
-    raise LaunchError(
-        f"{label} has type {type(value).__name__}; pass a numpy array, a CPU tensor, an int, a "
-        "float, a numpy scalar or bytes"
-    )
-
-
-def _tensor_address(label: str, tensor: Any, memory: GlobalMemory) -> int:
-    """Make the bytes of a contiguous CPU tensor that speaks DLPack accessible, without a copy."""
-    try:
-        found = device_array(tensor)
-    except Exception as error:
-        raise LaunchError(
-            f"{label} is a {type(tensor).__name__} whose memory cannot be reached ({error}); pass "
-            "a detached CPU tensor or a numpy array, e.g. tensor.detach().cpu()"
-        ) from error
-    expected = 1
-    for size, stride in zip(reversed(found.shape), reversed(found.strides), strict=True):
-        if size != 1 and stride != expected:
-            raise LaunchError(f"{label} must be contiguous: pass {label}.contiguous()")
-        expected *= size
-    address, size = found.byte_range()
-    memory.keep.append(found)
-    return memory.register_bytes(host_memory(address, size), address, label)

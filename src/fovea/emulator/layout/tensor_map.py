@@ -270,8 +270,8 @@ def make_tensor_map(
         fills_nan: whether elements out of bounds read as NaN instead of zero.
 
     Raises:
-        LaunchError: an argument of the wrong kind, or of a wrong number of dimensions.
-        ValueError: a map that no driver makes.
+        LaunchError: an argument of the wrong kind or number of dimensions, or a map that no driver
+            makes.
     """
     kinds = {kind.name: kind for kind in ELEMENT_TYPES}
     if not isinstance(element, str) or element not in kinds:  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -286,6 +286,11 @@ def make_tensor_map(
         remedy = "choose the width the kernel's layout of shared memory has"
         raise wrong("swizzle", swizzle, "0, 32, 64, 128", remedy)
     shapes = _shapes(sizes, strides, box, element_strides)
+    for stride in shapes[1]:
+        if stride % 16:
+            allowed = "multiples of 16 bytes, as the copy engine needs"
+            raise wrong("strides", strides, allowed, "pad the rows of the tensor")
+    _check_rows(shapes[2][0], kinds[element], swizzle, box)
     return TensorMap(
         address=address,
         element=kinds[element],
@@ -296,6 +301,22 @@ def make_tensor_map(
         swizzle=swizzle,
         fills_nan=fills_nan,
     )
+
+
+def _check_rows(count: int, element: ElementType, swizzle: int, box: object) -> None:
+    """Raise LaunchError unless rows of a box are made of units of 16 bytes and fit the swizzle."""
+    row = count * element.size_bytes
+    unit = 16 // element.size_bytes
+    most = f" up to {swizzle // element.size_bytes}" if swizzle else ""
+    if row % 16 or (swizzle and row > swizzle):
+        allowed = (
+            f"box[0] a multiple of {unit}{most} elements of .{element.name}: rows of whole 16 "
+            f"bytes{f', no wider than swizzle={swizzle}' if swizzle else ''}"
+        )
+        remedy = "copy more, or less, of dimension 0"
+        if swizzle and row > swizzle:
+            remedy = "copy a part of dimension 0 at a time, or choose a wider swizzle"
+        raise wrong("box", box, allowed, remedy)
 
 
 def _shapes(

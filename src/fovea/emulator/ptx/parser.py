@@ -7,13 +7,11 @@ registers and variables in the tree are unique names.
 
 import re
 
-from fovea.emulator.arguments import shown
 from fovea.emulator.errors import PtxError, UnsupportedForm
 from fovea.emulator.ptx import syntax
 from fovea.emulator.ptx.declarations import SPACES, DeclarationParser
 from fovea.emulator.ptx.lexer import Token
 from fovea.emulator.ptx.scope import Scope
-from fovea.errors import invalid
 
 _LINKAGE = (".extern", ".visible", ".weak", ".common")
 _PERFORMANCE = (".pragma",
@@ -30,9 +28,6 @@ def parse(text: str) -> syntax.ModuleSyntax:
     Raises:
         PtxError: with the line of the first thing that is wrong.
     """
-    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        allowed = "the PTX text, as a str"
-        raise PtxError(invalid("text", shown(text), allowed, "pass Path(file).read_text()"))
     parser = _Parser(text)
     try:
         return parser.module()
