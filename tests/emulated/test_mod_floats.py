@@ -8,7 +8,9 @@ from torch import Tensor
 import fovea
 from fovea.compile.cache import get_artifact
 from fovea.compile.target import CompileTarget
+from fovea.mods.evaluate import Positions, evaluate
 from fovea.mods.graph import FLOAT_UNARY, CaptureSpec, Graph, Node
+from fovea.mods.trace import trace_score_mod
 from fovea.runtime.emulated_module import load
 
 EPS = torch.finfo(torch.float32).eps
@@ -198,3 +200,38 @@ def test_float64_in_a_mod_is_refused_and_the_reference_takes_it() -> None:
         q, q, q, backend="reference", score_mod=lambda s, b, h, i, j: s + (i - j)
     )
     torch.testing.assert_close(found, plain, rtol=0, atol=0)
+
+
+COMPOSITES = {
+    "logsigmoid": torch.nn.functional.logsigmoid,
+    "xlogy": lambda s: torch.xlogy(s, 2.5) + torch.xlogy(0.0 * s, s),
+    "fmod": lambda s: torch.fmod(s, 1.5),
+    "fmax": lambda s: torch.fmax(s, 0.5 * s) + torch.fmin(s, s * 0.0 + 0.25),
+    "half hypot": lambda s: torch.hypot(s.half() * 100, s.half() * 200).float(),
+    "half softplus": lambda s: torch.nn.functional.softplus(s.half() * 4).float(),
+    "half norm": lambda s: torch.stack([s.half() * 100, s.half() * 50]).norm().float(),
+    "half mean": lambda s: torch.stack([s.half() * 9000, s.half() * 9000]).mean().float(),
+}
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", pytest.param("sm_100a", marks=pytest.mark.slow)])
+def test_functions_of_several_nodes_are_those_of_the_reference_at_their_kinks(arch: str) -> None:
+    generator = torch.Generator().manual_seed(3)
+    edges = torch.tensor([0.0, -0.0, 0.25, -0.25, 0.5, 1.5, -1.5, 3.0, -3.0, 5.0, -5.0])
+    score = torch.cat((edges, torch.randn(200, generator=generator) * 2))
+    traced = [
+        trace_score_mod(lambda s, b, h, i, j, f=function: f(s)).graph
+        for function in COMPOSITES.values()
+    ]
+    specs = (CaptureSpec("f32", 1, False),)
+    graphs = [Graph("score", graph.nodes, graph.output, specs, ("i64",)) for graph in traced]
+    found = _run(graphs, score, score, arch)
+    zero = torch.zeros(len(score), dtype=torch.int64)
+    positions = Positions(b=zero, h=zero, q_idx=zero, kv_idx=zero)
+    for name, graph, values in zip(COMPOSITES, traced, found, strict=True):
+        expected = evaluate(graph, positions, score=score, captures=(), scalars=())
+        assert torch.equal(values.isnan(), expected.isnan()), name
+        # Both round a value good to a few last places of float32: to the same half, or the next.
+        eps = torch.finfo(torch.float16).eps if name.startswith("half") else 8 * EPS
+        off = (values - expected).abs().nan_to_num()
+        assert (off <= eps * expected.abs().nan_to_num() + LEAST).all(), name

@@ -6,7 +6,7 @@ and is the same for every function and backend.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypedDict, Unpack, overload
+from typing import Any, NamedTuple, Self, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -28,11 +28,21 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-class AuxRequest(NamedTuple):
+class _AuxFields(NamedTuple):
+    lse: bool
+    max_score: bool
+
+
+class AuxRequest(_AuxFields):
     """Which results to return beside the output: pass it as `return_aux`."""
 
-    lse: bool = False
-    max_score: bool = False
+    __slots__ = ()
+
+    def __new__(cls, lse: bool = False, max_score: bool = False, **unknown: Any) -> Self:
+        """Return the request; another name raises TypeError, torch's `max_scores` too."""
+        if unknown:
+            refuse_keywords(unknown, ("lse", "max_score"))
+        return super().__new__(cls, lse, max_score)
 
 
 class Aux(NamedTuple):

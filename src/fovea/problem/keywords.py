@@ -37,6 +37,7 @@ _PEERS = {
     "return_lse": _LSE,
     "return_softmax_lse": _LSE,
     "return_attn_probs": _LSE,
+    "max_scores": "pass max_score=",
     "alibi_slopes": "pass score_mod=fovea.mods.alibi(slopes=...)",
     "learnable_sink": "pass sink=",
     "s_aux": "pass sink=",

@@ -1,5 +1,7 @@
 """A keyword that no call has: the error names it, and what fovea calls a peer's."""
 
+import pickle
+
 import pytest
 import torch
 
@@ -78,3 +80,20 @@ def test_unknown_keyword_in_a_compiled_call_raises():
     call = torch.compile(lambda x: fovea.attention(x, x, x, is_causal=True), backend="eager")
     with pytest.raises(Exception, match="top_left"):
         call(X)
+
+
+def test_auxiliary_results_by_their_names_in_torch_are_answered_with_those_here():
+    with pytest.raises(TypeError, match=r"keyword='max_scores'.*lse, max_score.*pass max_score="):
+        fovea.AuxRequest(max_scores=True)
+
+
+def test_auxiliary_request_is_a_tuple_that_pickles_and_compiles():
+    request = pickle.loads(pickle.dumps(fovea.AuxRequest(lse=True)))
+    assert request == fovea.AuxRequest(True, False) == (True, False)
+    assert request._replace(max_score=True) == fovea.AuxRequest(lse=True, max_score=True)
+
+    def call(x):
+        out, aux = fovea.attention(x, x, x, return_aux=fovea.AuxRequest(lse=True))
+        return out + aux.lse.transpose(1, 2).unsqueeze(-1)
+
+    assert torch.equal(torch.compile(call, fullgraph=True, backend="eager")(X), call(X))
