@@ -171,7 +171,7 @@ class GlobalShadow:
         clock, agents, times = access.clock, rows[..., _AGENT], rows[..., _TIME]
         known = clock.seen
         if access.is_async:
-            known = np.where(cluster.notes.is_generic, clock.fenced, clock.seen)
+            known = np.where(cluster.notes.is_generic, clock.fenced_global, clock.seen)
         late = is_own & (times > known[agents])
         late &= (agents != access.agent) | (times != access.time)
         late |= (owners != 0) & ~is_own & (rows[..., _STAMP] >= cluster.known_stamp)

@@ -6,7 +6,7 @@ per memory cell, the last write and the last read of each agent that reads there
 `RaceError` when an access conflicts with one its clock has not seen.
 
 Proxies: `seen` covers everything observed; `fenced` covers only generic writes followed by
-`fence.proxy.async`. A generic access is judged by `seen`; an access of the async proxy is judged
+`fence.proxy.async`, of the state space in question. A generic access is judged by `seen`; an access of the async proxy is judged
 by `fenced` for earlier generic writes, by `seen` for everything else. A generic read before an
 async write needs no proxy fence where a copy fills a stage again: the arrival that frees the stage
 orders it, and the pipelines of CUTLASS, flash-attn-4 and Triton have no fence there. Where the
@@ -38,28 +38,48 @@ Writer = tuple[int, int, int]  # agent, its time, note
 
 
 class Clock:
-    """What one agent has seen of all agents of its cluster."""
+    """What one agent has seen of all agents of its cluster.
 
-    __slots__ = ("fenced", "seen")
+    Attributes:
+        rows: the three below as one array, so that a join is one operation.
+        seen: the time up to which each agent's accesses are known.
+        fenced: the same of what a proxy fence covers in shared and tensor memory.
+        fenced_global: the same in global memory.
+    """
+
+    __slots__ = ("fenced", "fenced_global", "rows", "seen")
 
     def __init__(self, agents: int):
-        self.seen = np.zeros(agents, np.int32)
-        self.fenced = np.zeros(agents, np.int32)
+        self._hold(np.zeros((3, agents), np.int32))
+
+    def _hold(self, rows: Array) -> None:
+        self.rows = rows
+        self.seen, self.fenced, self.fenced_global = rows
 
     def copy(self) -> "Clock":
         """Return an independent copy."""
         twin = Clock.__new__(Clock)
-        twin.seen, twin.fenced = self.seen.copy(), self.fenced.copy()
+        twin._hold(self.rows.copy())
         return twin
 
     def join(self, other: "Clock") -> None:
         """Add everything `other` has seen."""
-        np.maximum(self.seen, other.seen, out=self.seen)
-        np.maximum(self.fenced, other.fenced, out=self.fenced)
+        np.maximum(self.rows, other.rows, out=self.rows)
 
-    def fence_proxy(self) -> None:
-        """Make every generic write seen so far visible to the async proxy."""
-        np.maximum(self.fenced, self.seen, out=self.fenced)
+    def meet(self, other: "Clock") -> None:
+        """Keep only what `other` has seen too."""
+        np.minimum(self.rows, other.rows, out=self.rows)
+
+    def fence_proxy(self, space: str = "") -> None:
+        """Make every generic write seen so far visible to the async proxy.
+
+        Args:
+            space: the state space whose memory alone is meant, e.g. "global" ("": all).
+        """
+        if space != "global":
+            np.maximum(self.fenced, self.seen, out=self.fenced)
+        if not space.startswith("shared"):
+            np.maximum(self.fenced_global, self.seen, out=self.fenced_global)
 
 
 @dataclass(slots=True)

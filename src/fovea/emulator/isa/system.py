@@ -22,10 +22,14 @@ _RELEASE = ".release.sync_restrict::shared::cta.cluster"
              source="PTX ISA 9.7.13.5", evidence="manual-only", kind="sync", targets="sm_90+",
              space="global shared::cta shared::cluster shared::{cta,cluster}")  # fmt: skip
 def fence_proxy_async(ins: Instruction) -> Decoded:
-    """Order generic accesses seen so far before those of the async proxy."""
+    """Order generic accesses seen so far before those of the async proxy, in one space or all.
+
+    `.shared::cta` covers the cluster's shared memory here: more than it promises.
+    """
+    space = ins["space"] or ("shared" if "sync_restrict" in ins.opcode else "")
 
     def run(w: Any, mask: Array) -> None:
-        w.access.clock.fence_proxy()
+        w.access.clock.fence_proxy(space)
         w.access.tick()  # what the warp does next is not fenced
 
     return run

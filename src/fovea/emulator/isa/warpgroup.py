@@ -421,8 +421,7 @@ def _meet(clocks: Sequence[Clock]) -> Clock:
     """Return what all of the clocks have seen."""
     meet = clocks[0].copy()
     for clock in clocks[1:]:
-        np.minimum(meet.seen, clock.seen, out=meet.seen)
-        np.minimum(meet.fenced, clock.fenced, out=meet.fenced)
+        meet.meet(clock)
     return meet
 
 
