@@ -83,7 +83,7 @@ class Operation:
 
 
 class GroupQueue:
-    """Commit groups of one thread (bulk copies), warp (cp.async) or warpgroup member (wgmma)."""
+    """Commit groups of threads (copies) or of a warpgroup member (wgmma)."""
 
     __slots__ = ("committed", "open")
 
@@ -99,6 +99,12 @@ class GroupQueue:
         """Close the open group (an empty group is legal)."""
         self.committed.append(self.open)
         self.open = []
+
+    def copy(self) -> "GroupQueue":
+        """Return an independent queue of the same operations."""
+        twin = GroupQueue()
+        twin.open, twin.committed = list(self.open), list(map(list, self.committed))
+        return twin
 
     def covered(self, newest: int) -> list[Operation]:
         """Return the operations of all groups but the `newest` most recent ones."""
@@ -168,6 +174,8 @@ class AsyncEngine:
         if channel is None:
             channel = ("operation", len(self._channels))
         agent, time = self._next_time(channel)
+        if self.shares_agents:  # with work of the other proxy, perhaps
+            warp.cta.cluster.notes.needs_fence[agent] = False
         access = Access(warp, instruction, agent, clock, is_async_proxy, time=time, tensor=tensor)
         operation = Operation(kind, access, effects, after)
         if kind.endswith("store"):  # to global memory: two moments, of which waits tell apart

@@ -267,8 +267,7 @@ class Shadow:
         agents, ticks = self.write_agent[cells], self.write_tick[cells]
         clock = access.clock
         if access.is_async:
-            # generic agents come first: their writes must have passed a proxy fence
-            known = np.where(self.notes.is_generic, clock.fenced, clock.seen)
+            known = np.where(self.notes.needs_fence, clock.fenced, clock.seen)
         else:
             known = clock.seen
         if self._equal and what == "write":
@@ -292,7 +291,7 @@ class Shadow:
         tick = int(np.ravel(ticks)[position])
         note = int(np.ravel(self.write_note[cells])[position])
         rule = "the two accesses are not ordered by a barrier, phase or wait"
-        if access.is_async and self.notes.is_generic[agent] and tick <= clock.seen[agent]:
+        if access.is_async and self.notes.needs_fence[agent] and tick <= clock.seen[agent]:
             rule = "a generic write needs fence.proxy.async before the async proxy may touch it"
         elif not access.is_async and not self.notes.is_generic[agent]:
             rule = "asynchronous work was not waited for (mbarrier phase, wait_group or wait::ld)"
@@ -385,15 +384,22 @@ class Shadow:
 
 
 class AccessNotes:
-    """Numbers of (instruction, warp, proxy) triples, and which agents are generic."""
+    """Numbers of (instruction, warp, proxy) triples, and which agents are generic.
 
-    __slots__ = ("_ids", "_last", "_texts", "is_generic")
+    Attributes:
+        is_generic: whether an agent is a warp.
+        needs_fence: whether what an agent writes must pass a proxy fence before the async proxy
+            may touch it: warps, and channels of cp.async.
+    """
+
+    __slots__ = ("_ids", "_last", "_texts", "is_generic", "needs_fence")
 
     def __init__(self, generic_agents: int, agents: int):
         self._ids: dict[tuple[int, int, bool], int] = {}
         self._texts: list[Access] = []
         self._last: dict[int, int] = {}
         self.is_generic = np.arange(agents) < generic_agents
+        self.needs_fence = self.is_generic.copy()
 
     def note(self, access: Access) -> int:
         """Return the number of an access's author."""

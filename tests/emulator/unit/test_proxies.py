@@ -27,3 +27,16 @@ def test_proxy_fence_covers_its_state_space_alone(body: str, right: str, wrong: 
     check(body, f"fence.proxy.async{right};")
     check(body, "fence.proxy.async;")
     assert races(body.replace("@@", f"fence.proxy.async{wrong};")) == 20
+
+
+@pytest.mark.parametrize("barrier", ["bar.sync 0;", ""])
+def test_cp_async_then_bulk_store_needs_a_proxy_fence(barrier: str) -> None:
+    check(
+        f"""@%q cp.async.cg.shared.global [%s], [%a], 16;
+        cp.async.wait_all;
+        @@
+        {barrier}
+        @%q cp.async.bulk.global.shared::cta.bulk_group [%b], [%s], 16;
+        cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;""",
+        "fence.proxy.async.shared::cta;",
+    )

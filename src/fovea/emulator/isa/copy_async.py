@@ -1,8 +1,9 @@
 """cp.async: copies of 4, 8 or 16 bytes from global to shared memory, by thread.
 
 Lives here: the non-bulk copies and their groups. Not here: bulk and tensor copies
-(`bulk_copy.py`, `tensor_copy.py`). Invariant: groups are kept per warp: its lanes issue, commit
-and wait together, or the manual's per-thread meaning would be needed and a fault is raised.
+(`bulk_copy.py`, `tensor_copy.py`). Invariant: groups belong to threads; lanes that have always
+issued, committed and waited together share a queue. A wait by some of the lanes that issued a copy
+together counts for all of it. The copies are of the generic proxy.
 Source: PTX ISA 9.7.9.25.
 """
 
@@ -10,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from fovea.emulator.async_engine import Operation
+from fovea.emulator.async_engine import GroupQueue, Operation
 from fovea.emulator.errors import Misaligned, OutOfBounds
 from fovea.emulator.isa import instruction
 from fovea.emulator.isa.barrier import barrier_at, lanes_of
-from fovea.emulator.isa.instruction import Array, Decoded, Instruction, Read
+from fovea.emulator.isa.instruction import ALL_LANES, Array, Decoded, Instruction, Read
 from fovea.emulator.machine.memory import RANK_SHIFT
 from fovea.emulator.machine.warp import Wait
 
-_QUEUE = "cp.async"
+_QUEUES = "cp.async"
 _LOW = (1 << RANK_SHIFT) - 1
 
 
@@ -48,19 +49,56 @@ def cp_async(ins: Instruction) -> Decoded:
         def effect(operation: Operation) -> None:
             _copy(w, operation, targets, sources, counts, size)
 
-        operation = w.cta.cluster.engine.submit(
-            w, ins, [effect], kind="cp.async", channel=_channel(w), is_async_proxy=False
+        cluster = w.cta.cluster
+        operation = cluster.engine.submit(
+            w, ins, [effect], kind="cp.async", channel=_channel(w, mask), is_async_proxy=False
         )
         operation.access.mask = mask
-        w.queue(_QUEUE).add(operation)
+        if not cluster.engine.shares_agents:
+            cluster.notes.needs_fence[operation.access.agent] = True
+        for queue in _queues(w, mask):
+            queue.add(operation)
         w.machine.counters.add("copy_async_bytes", int(counts.sum()))
 
     return run
 
 
-def _channel(w: Any) -> tuple[Any, ...]:
-    """Return the channel of a warp's copies: their groups complete in order."""
-    return ("cp.async", w.access.agent)
+def _channel(w: Any, mask: Array) -> tuple[Any, ...]:
+    """Return the channel of the copies of some lanes: their groups complete in order."""
+    return ("cp.async", w.access.agent, mask.tobytes())
+
+
+def _queues(w: Any, mask: Array) -> list[GroupQueue]:
+    """Return the queues of some lanes; lanes that do not act together get queues of their own."""
+    parts: list[tuple[Array, GroupQueue]] = w.state.setdefault(
+        _QUEUES, [(ALL_LANES, GroupQueue())]
+    )
+    found: list[GroupQueue] = []
+    split: list[tuple[Array, GroupQueue]] = []
+    for lanes, queue in parts:
+        inside, outside = lanes & mask, lanes & ~mask
+        if inside.any():
+            found.append(queue)
+            split.append((inside, queue))
+            if outside.any():
+                split.append((outside, queue.copy()))
+        else:
+            split.append((lanes, queue))
+    w.state[_QUEUES] = split
+    return found
+
+
+def _rejoin(w: Any) -> None:
+    """Let lanes whose groups are the same again share a queue."""
+    parts: list[tuple[Array, GroupQueue]] = []
+    for lanes, queue in w.state[_QUEUES]:
+        for position, (others, other) in enumerate(parts):
+            if other.open == queue.open and other.committed == queue.committed:
+                parts[position] = others | lanes, other
+                break
+        else:
+            parts.append((lanes, queue))
+    w.state[_QUEUES] = parts
 
 
 def _source_size(ins: Instruction) -> Read | None:
@@ -118,7 +156,8 @@ def cp_async_commit_group(ins: Instruction) -> Decoded:
     """Close the group of the copies issued since the last commit."""
 
     def run(w: Any, mask: Array) -> None:
-        w.queue(_QUEUE).commit()
+        for queue in _queues(w, mask):
+            queue.commit()
 
     return run
 
@@ -130,15 +169,18 @@ def cp_async_wait(ins: Instruction) -> Decoded:
     newest = ins.natural("n") if "n" in ins.operands else None
 
     def run(w: Any, mask: Array) -> Wait | None:
-        queue = w.queue(_QUEUE)
+        queues = _queues(w, mask)
         if newest is None:
-            queue.commit()
-        operations = queue.covered(newest or 0)
+            for queue in queues:
+                queue.commit()
+        operations = [operation for queue in queues for operation in queue.covered(newest or 0)]
         if not operations:
             return None
 
         def resume() -> None:
-            queue.retire(newest or 0)
+            for queue in _queues(w, mask):
+                queue.retire(newest or 0)
+            _rejoin(w)
             w.observe(operations)
 
         return Wait(
@@ -162,8 +204,7 @@ def cp_async_mbarrier_arrive(ins: Instruction) -> Decoded:
         addresses = address(w)
         lanes = lanes_of(mask)
         barriers = [barrier_at(ins, w, int(addresses[lane]), lane) for lane in lanes]
-        queue = w.queue(_QUEUE)
-        earlier = [operation for group in queue.committed for operation in group] + queue.open
+        earlier = [operation for queue in _queues(w, mask) for operation in queue.unretired()]
         if counts_itself:
             for barrier in barriers:
                 barrier.pending += 1
@@ -180,7 +221,7 @@ def cp_async_mbarrier_arrive(ins: Instruction) -> Decoded:
             ins,
             [arrive],
             kind="cp.async.mbarrier.arrive",
-            channel=_channel(w),
+            channel=_channel(w, mask),
             after=earlier,
             is_async_proxy=False,
         )
