@@ -6,11 +6,12 @@ per memory cell, the last write and the last read of each agent that reads there
 `RaceError` when an access conflicts with one its clock has not seen.
 
 Proxies: `seen` covers everything observed; `fenced` covers only generic writes followed by
-`fence.proxy.async`, of the state space in question. A generic access is judged by `seen`; an access of the async proxy is judged
-by `fenced` for earlier generic writes, by `seen` for everything else. A generic read before an
-async write needs no proxy fence where a copy fills a stage again: the arrival that frees the stage
-orders it, and the pipelines of CUTLASS, flash-attn-4 and Triton have no fence there. Where the
-manual's own example has one, the access says so (`Access.needs_fenced_reads`).
+`fence.proxy.async`, of the state space in question. A generic access is judged by `seen`; an access
+of the async proxy is judged by `fenced` for earlier generic writes, by `seen` for everything else.
+A generic read before an async write needs no proxy fence where a copy fills a stage again: the
+arrival that frees the stage orders it, and the pipelines of CUTLASS, flash-attn-4 and Triton have
+no fence there. Where the manual's own example has one, the access says so
+(`Access.needs_fenced_reads`).
 
 A generic write that leaves the bytes of a cell as they are conflicts with no generic access: the
 cell then has several writers of equal bytes. A reader must know of one of them, a writer of other
@@ -28,11 +29,12 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fovea.emulator.errors import RaceError
+from fovea.emulator.errors import IllegalOperand, RaceError
 
 Array = NDArray[Any]
 
 ALL_BYTES = 15  # the mask of a whole cell of shared memory
+_OBJECT = np.iinfo(np.int32).max  # in place of a time: an mbarrier lies there, nobody knows of it
 Changed = Callable[[], Array]  # tells which of the cells a write is about to change
 Writer = tuple[int, int, int]  # agent, its time, note
 
@@ -223,6 +225,16 @@ class Shadow:
         """Say that the last write of a cell was made through no proxy: seeing it is enough."""
         self._no_proxy[cell] = int(self.write_tick[cell])
 
+    def hold_object(self, cells: slice) -> None:
+        """Say that an mbarrier object lies in cells just written: no access may touch it."""
+        self.write_tick[cells] = _OBJECT
+
+    def drop_object(self, cells: slice, access: Access) -> None:
+        """Make cells of an mbarrier object memory again, as if the access had written them."""
+        self.write_agent[cells] = access.agent
+        self.write_tick[cells] = access.time
+        self.write_note[cells] = self.notes.note(access)
+
     def place(self, cell: int) -> tuple[int, str]:
         """Return (address, space) of a cell, for reports."""
         return 4 * cell, "shared"
@@ -275,6 +287,8 @@ class Shadow:
         late = ticks > known[agents]
         if not late.any():
             return
+        if (ticks == _OBJECT).any():
+            self._report_object(cells, ticks, access, what)
         late &= (agents != access.agent) | (ticks != access.time)
         late &= (self._bytes[cells] & byte_mask) != 0
         if late.any():
@@ -349,6 +363,16 @@ class Shadow:
             else:
                 rule = "the two accesses are not ordered by a barrier, phase or wait"
                 self._raise("write", "write", access, late[0][2], rule, cell)
+
+    def _report_object(self, cells: Any, ticks: Array, access: Access, what: str) -> None:
+        cell = self._cell_of(cells, int(np.argmax(ticks == _OBJECT)))
+        other = self.last_writer(cell)
+        address, space = self.place(cell)
+        raise IllegalOperand(
+            f"{what} by {access.describe()} touches the mbarrier initialised by {other}; "
+            "mbarrier.inval must come before any other use of its memory",
+            access.warp.where(access.instruction, address=address, space=space),
+        )
 
     def _report_read(self, cells: Any, late: Array, access: Access) -> None:
         flat = late.reshape(-1, len(self._readers))

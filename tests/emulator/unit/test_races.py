@@ -1,13 +1,10 @@
 """Synchronisation rules: clean with the fence, wait or barrier, reported without it."""
 
-from typing import Any
-
 import numpy as np
 import pytest
-from race_kernels import HEAD, check, launch, races
+from race_kernels import check, launch, races
 
 from fovea import emulator
-from fovea.emulator import Options
 
 
 def test_shared_write_then_read_by_another_warp_needs_barrier() -> None:

@@ -58,10 +58,11 @@ def shared_place(ins: Instruction, w: Any, address: int, lane: int) -> tuple[Any
 
 
 def barrier_at(ins: Instruction, w: Any, address: int, lane: int) -> MBarrier:
-    """Return the mbarrier object at a shared address.
+    """Return the mbarrier object at a shared address, and note that it is used.
 
     Raises:
         IllegalOperand: no mbarrier was initialised there.
+        RaceError: nothing orders its initialisation before.
     """
     cta, offset = shared_place(ins, w, address, lane)
     barrier = cta.mbarriers.get(offset)
@@ -78,6 +79,7 @@ def barrier_at(ins: Instruction, w: Any, address: int, lane: int) -> MBarrier:
             w.where(ins, lane=lane, address=address, space="shared"),
             rule="mbarrier.init must be ordered before every other use of the mbarrier",
         )
+    barrier.users[w.access.agent] = w.access.time, ins
     return barrier
 
 
@@ -115,9 +117,14 @@ def mbarrier_init(ins: Instruction) -> Decoded:
                     "an mbarrier must be 8-byte aligned",
                     w.where(ins, lane=lane, address=offset, space="shared"),
                 )
+            old, shadow = cta.mbarriers.get(offset), cta.shared.shadow
+            if old is not None and old.origin is not None and shadow is not None:
+                # undefined by the manual; compilers do so with all lanes of a warp at once
+                shadow.write_tick[offset // 4 : offset // 4 + 2] = old.origin[1]
             cta.shared.write(offset, np.zeros(8, np.uint8), w.touch(ins, mask))
             barrier = cta.mbarrier(offset, expected)
-            if w.machine.options.detect_races:
+            if cta.shared.shadow is not None:
+                cta.shared.shadow.hold_object(slice(offset // 4, offset // 4 + 2))
                 barrier.initialised_by(w.touch(ins, mask))
                 w.state.setdefault("mbarrier.init", []).append(barrier)
 
@@ -133,9 +140,20 @@ def mbarrier_inval(ins: Instruction) -> Decoded:
     def run(w: Any, mask: Array) -> None:
         for lane in lanes_of(mask):
             place = int(address(w)[lane])
-            barrier_at(ins, w, place, lane)
+            barrier = barrier_at(ins, w, place, lane)
             cta, offset = shared_place(ins, w, place, lane)
             cta.mbarriers.pop(offset, None)
+            if cta.shared.shadow is None:
+                continue
+            access = w.touch(ins, mask)
+            problem = barrier.check_unused(access)
+            if problem:
+                raise RaceError(
+                    f"race: {problem}",
+                    w.where(ins, lane=lane, address=place, space="shared"),
+                    rule="mbarrier.inval must be ordered after every other use of the mbarrier",
+                )
+            cta.shared.shadow.drop_object(slice(offset // 4, offset // 4 + 2), access)
 
     return run
 

@@ -70,9 +70,7 @@ def _channel(w: Any, mask: Array) -> tuple[Any, ...]:
 
 def _queues(w: Any, mask: Array) -> list[GroupQueue]:
     """Return the queues of some lanes; lanes that do not act together get queues of their own."""
-    parts: list[tuple[Array, GroupQueue]] = w.state.setdefault(
-        _QUEUES, [(ALL_LANES, GroupQueue())]
-    )
+    parts: list[tuple[Array, GroupQueue]] = w.state.setdefault(_QUEUES, [(ALL_LANES, GroupQueue())])
     found: list[GroupQueue] = []
     split: list[tuple[Array, GroupQueue]] = []
     for lanes, queue in parts:

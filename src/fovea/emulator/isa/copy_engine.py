@@ -125,6 +125,7 @@ def signal(
     if problem:
         rule = "mbarrier.init must be ordered before every other use of the mbarrier"
         raise RaceError(f"race: {problem}", where, rule=rule)
+    barrier.users[access.agent] = access.time, access.instruction
     problem = change(barrier, access)
     if problem:
         raise IllegalOperand(problem, where)

@@ -33,6 +33,7 @@ class MBarrier:
         "previous",
         "released",
         "tx",
+        "users",
     )  # fmt: skip
 
     def __init__(self, name: str, expected: int, agents: int):
@@ -48,6 +49,8 @@ class MBarrier:
         # be among the agents that a fence.mbarrier_init has told of it
         self.origin: tuple[Access, int] | None = None
         self.known_to: set[int] = set()
+        # agent -> its time when it last used the object, and the instruction
+        self.users: dict[int, tuple[int, Any]] = {}
         # (what, warp, instruction): made into text only for a report
         self.arrivals: list[tuple[str, Any, Any]] = []
         self.previous: list[tuple[str, Any, Any]] = []
@@ -101,6 +104,16 @@ class MBarrier:
             f"{self.name} was initialised at {origin.describe()}, and nothing orders that before "
             f"this use: {needs} must come between"
         )
+
+    def check_unused(self, access: Access) -> str:
+        """Return what is wrong ("" if nothing) unless every other use comes before `access`."""
+        for agent, (time, instruction) in self.users.items():
+            if agent != access.agent and access.clock.seen[agent] < time:
+                return (
+                    f"{self.name} is used at PTX line {instruction.line} `{instruction.text}`, and "
+                    "nothing orders that before it is made invalid"
+                )
+        return ""
 
     def drop(self) -> None:
         """Lower the expected count of the phases to come (`arrive_drop`)."""
