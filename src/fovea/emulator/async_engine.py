@@ -18,8 +18,9 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+from fovea.emulator.clocks import Clock
 from fovea.emulator.options import Options
-from fovea.emulator.races import Access, Clock
+from fovea.emulator.races import Access
 
 Effect = Callable[["Operation"], None]
 

@@ -1,16 +1,14 @@
 """Races on global memory: who wrote each word last, who read it, and whether a later access knows.
 
-Within a cluster the vector clocks of `races.py` decide, proxies included. Between clusters, which
-share no clocks, a stamp does: it grows with every release on global memory (a strong store or an
-atomic), a write is noted under the stamp of its moment, and a strong load or atomic of a place
-tells its cluster of everything before the last release there. That is more than such a pair of
-accesses promises, so an order may be seen where none is, never the reverse.
+Clocks decide, proxies included within a cluster; of other clusters they know what releases and
+acquires have handed on (`memory_order.py`). Strong accesses and who observes them are treated as in
+`races.py`.
 
-Lives here: the stamps, the shadow of one allocation, the report. Not here: who read what
+Lives here: the shadow of one allocation, the report. Not here: who read what
 (`global_readers.py`), shared and tensor memory (`races.py`), which accesses are strong
-(`isa/load_store.py`). Not modelled: accesses that atomics, reductions or strong stores make.
-Invariant: a write that leaves the bytes of a word as they are is no report; the word is not watched
-after it.
+(`isa/load_store.py`). Not modelled: a weak write that overtakes a strong read, strong accesses of
+one word that differ in size. Invariant: a write that leaves the bytes of a word as they are is no
+report; the word is not watched after it.
 """
 
 from typing import Any, cast
@@ -20,40 +18,24 @@ from numpy.typing import NDArray
 
 from fovea.emulator.errors import RaceError
 from fovea.emulator.global_readers import GlobalReaders
-from fovea.emulator.races import ALL_BYTES, Access, Changed
+from fovea.emulator.memory_order import GPU
+from fovea.emulator.races import ALL_BYTES, Access, Changed, needed_strength
 
 Array = NDArray[Any]
 
-_PLACES = 1 << 16  # released places kept apart; past that all that was released counts for each
 _LIMIT_BYTES = 1 << 28  # larger allocations are not watched: the shadow takes six times as much
-# columns of the shadow: cluster number + 1 (0: nobody wrote), agent, its time, stamp, instruction
-# and the bytes of the word
-_CLUSTER, _AGENT, _TIME, _STAMP, _INSTRUCTION, _BYTES, _COLUMNS = 0, 1, 2, 3, 4, 5, 6
+# columns of the shadow: cluster number + 1 (0: nobody wrote), agent, its time, strength of the
+# write, instruction and the bytes of the word
+_CLUSTER, _AGENT, _TIME, _STRENGTH, _INSTRUCTION, _BYTES, _COLUMNS = 0, 1, 2, 3, 4, 5, 6
 
 
 class GlobalRaces:
-    """What the clusters of one launch know of each other."""
+    """What the shadows of one launch share."""
 
-    __slots__ = ("_floor", "_released", "instructions", "stamp")
+    __slots__ = ("instructions",)
 
     def __init__(self) -> None:
-        self.stamp = 0
-        self._released: dict[int, int] = {}
-        self._floor = 0
         self.instructions: dict[int, Any] = {}  # those that have read or written, for reports
-
-    def release(self, address: int) -> None:
-        """Note a release at a place."""
-        self.stamp += 1
-        if len(self._released) >= _PLACES:
-            self._released.clear()
-            self._floor = self.stamp
-        self._released[address] = self.stamp
-
-    def acquire(self, cluster: Any, address: int) -> None:
-        """Tell a cluster what was done before the last release at a place."""
-        known = max(self._released.get(address, 0), self._floor)
-        cluster.known_stamp = max(cluster.known_stamp, known)
 
     def watch(self, segments: list[Any]) -> None:
         """Give each writable allocation a fresh shadow."""
@@ -64,11 +46,11 @@ class GlobalRaces:
 
 
 class GlobalShadow:
-    """The last plain writer of every word of one allocation, and its last readers."""
+    """The last writer of every word of one allocation, and its last weak readers."""
 
     is_active = True
 
-    __slots__ = ("_is_written", "_races", "_readers", "_rows", "_size")
+    __slots__ = ("_is_written", "_observers", "_races", "_readers", "_rows", "_size")
 
     def __init__(self, races: GlobalRaces, size: int):
         self._races = races
@@ -76,6 +58,8 @@ class GlobalShadow:
         self._rows: Array = np.zeros((0, _COLUMNS), np.int32)
         self._readers = GlobalReaders(-(-size // 4))
         self._is_written = False  # until then no read can be wrong
+        # word -> (cluster + 1, agent) -> when it saw the last write, a strong one, by a strong read
+        self._observers: dict[int, dict[tuple[int, int], int]] = {}
 
     def on_read(self, cells: Any, access: Access, byte_mask: Any = ALL_BYTES) -> None:
         """Check a read of words.
@@ -83,14 +67,15 @@ class GlobalShadow:
         Raises:
             RaceError: their last write is not ordered before it.
         """
-        if access.is_strong:
-            return
         if self._is_written:
             late = self._late(cells, access, byte_mask)
             if late is not None:
                 self._report(cells, late, access, "read")
+        if access.strength:
+            self._observe(cells, access)
+            return
         self._races.instructions[access.instruction.index] = access.instruction
-        self._readers.note(cells, access, self._races.stamp, byte_mask)
+        self._readers.note(cells, access, byte_mask)
 
     def on_write(
         self,
@@ -110,8 +95,6 @@ class GlobalShadow:
         Raises:
             RaceError: the last write, or a read, is not ordered before it and saw other bytes.
         """
-        if access.is_strong:
-            return
         if not self._is_written:
             self._rows = np.zeros((-(-self._size // 4), _COLUMNS), np.int32)
             self._is_written = True
@@ -124,14 +107,27 @@ class GlobalShadow:
         instruction = access.instruction
         self._races.instructions[instruction.index] = instruction
         cluster = access.warp.cta.cluster.number + 1
-        row = (cluster, access.agent, access.time, self._races.stamp, instruction.index, ALL_BYTES)
+        row = (
+            cluster, access.agent, access.time, access.strength, instruction.index, ALL_BYTES
+        )  # fmt: skip
         self._rows[cells] = row
         if not isinstance(byte_mask, int):
             self._rows[cells, _BYTES] = byte_mask
         if late is not None:
             self._rows[np.r_[cells][late]] = 0
-        if isinstance(byte_mask, int):
+        if self._observers:
+            for cell in np.r_[cells].tolist():
+                self._observers.pop(cell, None)
+        if isinstance(byte_mask, int) and not access.strength:
             self._readers.forget(cells)
+
+    def _observe(self, cells: Any, access: Access) -> None:
+        """Note that a strong read has seen the strong writes of words."""
+        if not self._is_written:
+            return
+        who = access.warp.cta.cluster.number + 1, access.agent
+        for cell in np.r_[cells][np.ravel(self._rows[cells][..., _STRENGTH]) > 0].tolist():
+            self._observers.setdefault(cell, {}).setdefault(who, access.time)
 
     def _judge_reads(
         self, cells: Any, access: Access, byte_mask: Any, changed: Changed | None
@@ -146,7 +142,7 @@ class GlobalShadow:
         if not late.any():
             return
         position = int(np.argmax(late))
-        cluster, agent, _stamp, instruction = (int(value) for value in reads[position])
+        cluster, agent, instruction = (int(value) for value in reads[position])
         other = self._describe(instruction, cluster, agent, access.warp.cta.cluster)
         rule = "no barrier, phase or wait orders the two accesses"
         if cluster != access.warp.cta.cluster.number + 1:
@@ -174,9 +170,31 @@ class GlobalShadow:
             known = np.where(cluster.notes.is_generic, clock.fenced_global, clock.seen)
         late = is_own & (times > known[agents])
         late &= (agents != access.agent) | (times != access.time)
-        late |= (owners != 0) & ~is_own & (rows[..., _STAMP] >= cluster.known_stamp)
+        if not is_own.all():
+            late |= clock.unknown(cluster.number, owners, agents, times)
         late &= rows[..., _BYTES] & byte_mask != 0
+        if late.any():
+            self._forgive_strong(cells, rows, late, access)
         return late if late.any() else None
+
+    def _forgive_strong(self, cells: Any, rows: Array, late: Array, access: Access) -> None:
+        """Take out of `late` strong writes that a strong access may meet, or has seen."""
+        earlier = rows[..., _STRENGTH]
+        if not earlier.any():
+            return
+        cluster = access.warp.cta.cluster
+        own = cluster.number + 1
+        if access.strength:
+            needed = needed_strength(rows[..., _AGENT], access.warp.cta.rank, cluster)
+            needed = np.where(rows[..., _CLUSTER] == own, needed, GPU + 1)
+            late &= np.minimum(earlier, access.strength) < needed
+        clock = access.clock
+        for position in np.flatnonzero(late & (earlier > 0)).tolist():
+            for (owner, agent), time in self._observers.get(_cell(cells, position), {}).items():
+                rows_of = clock.rows if owner == own else clock.others.get(owner - 1)
+                if rows_of is not None and time <= rows_of[0][agent]:
+                    late[position] = False
+                    break
 
     def _report(self, cells: Any, late: Array, access: Access, what: str) -> None:
         position = int(np.argmax(late))

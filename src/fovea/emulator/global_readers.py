@@ -1,13 +1,9 @@
 """Who read each word of an allocation last, so that a write that overtakes a read is found.
 
 Lives here: the log of reads, and the records it becomes once the allocation is written. Not here:
-who wrote what, and reports (`global_races.py`). Invariant: a read is noted with its cluster, agent,
-that agent's time and the stamp of its moment; of each word the last read stays, and the last one of
-another cluster than that one's.
-
-The last read of another cluster speaks for all earlier ones of other clusters: whoever knows of its
-stamp knows of theirs. Within a cluster only the last one is judged; the writer may be late for an
-earlier one of another warp, which is then missed, never invented.
+who wrote what, and reports (`global_races.py`). Invariant: a read is noted with its cluster, agent
+and that agent's time; of each word the last read stays, and the last one of another cluster than
+that one's. The writer may be late for an earlier one, which is then missed, never invented.
 
 An allocation that nobody writes costs a list entry a read: kernels read their inputs, and write
 elsewhere.
@@ -24,10 +20,9 @@ Array = NDArray[Any]
 
 _LOG_WORDS = 1 << 22  # so much is noted in the log before it becomes records
 # columns of the records: the last read, then the last one of another cluster
-CLUSTER, AGENT, TIME, STAMP, INSTRUCTION, BYTES = range(6)
-_OTHER = 6  # first column of the second: cluster, stamp, instruction, bytes
-_COLUMNS = _OTHER + 4
-_KEPT = (CLUSTER, STAMP, INSTRUCTION, BYTES)
+CLUSTER, AGENT, TIME, INSTRUCTION, BYTES = range(5)
+_OTHER = 5  # first column of the second, which has the same
+_COLUMNS = 2 * _OTHER
 
 
 class GlobalReaders:
@@ -42,10 +37,10 @@ class GlobalReaders:
         self._records: Array | None = None
         self._is_written = False
 
-    def note(self, cells: Any, access: Access, stamp: int, byte_mask: Any) -> None:
+    def note(self, cells: Any, access: Access, byte_mask: Any) -> None:
         """Note a read of words."""
         cluster = access.warp.cta.cluster.number + 1
-        row = (cluster, access.agent, access.time, stamp, access.instruction.index, ALL_BYTES)
+        row = (cluster, access.agent, access.time, access.instruction.index, ALL_BYTES)
         if self._is_written or self._logged > _LOG_WORDS:
             self._keep(cells, byte_mask, row)
             return
@@ -56,9 +51,11 @@ class GlobalReaders:
         """Return which words were last read by somebody a write does not know of, and the reads.
 
         Shapes:
-            result: [cells] of bool, [cells, (cluster, agent, stamp, instruction)]; None: no word.
+            result: [cells] of bool, [cells, (cluster, agent, instruction)]; None: no word.
         """
         self._is_written = True
+        if self._records is None and not self._log:
+            return None
         records = self._filled()
         rows = records[cells].reshape(-1, _COLUMNS)
         owners = rows[:, CLUSTER]
@@ -69,16 +66,17 @@ class GlobalReaders:
         agents = np.where(is_own, rows[:, AGENT], 0)
         overtaken = is_own & (rows[:, TIME] > access.clock.seen[agents])
         overtaken &= (rows[:, AGENT] != access.agent) & (rows[:, BYTES] & byte_mask != 0)
-        foreign = np.where(is_own[:, None], rows[:, _OTHER:], rows[:, _KEPT])
-        unknown = (foreign[:, 0] != 0) & (foreign[:, 1] >= cluster.known_stamp)
-        unknown &= foreign[:, 3] & byte_mask != 0
+        foreign = np.where(is_own[:, None], rows[:, _OTHER:], rows[:, :_OTHER])
+        unknown = access.clock.unknown(
+            cluster.number, foreign[:, CLUSTER], foreign[:, AGENT], foreign[:, TIME]
+        )
+        unknown &= foreign[:, BYTES] & byte_mask != 0
         late = overtaken | unknown
         if not late.any():
             return None
-        found = np.stack(
-            (foreign[:, 0], np.full(len(rows), -1), foreign[:, 1], foreign[:, 2]), axis=1
-        )
-        found[overtaken] = rows[overtaken][:, (CLUSTER, AGENT, STAMP, INSTRUCTION)]
+        shown = (CLUSTER, AGENT, INSTRUCTION)
+        found = foreign[:, shown]
+        found[overtaken] = rows[overtaken][:, shown]
         return late, found
 
     def forget(self, cells: Any) -> None:
@@ -103,7 +101,7 @@ class GlobalReaders:
         last = records[cells].reshape(-1, _COLUMNS)
         is_other = (last[:, CLUSTER] != row[CLUSTER]) & (last[:, CLUSTER] != 0)
         if is_other.any():
-            last[is_other, _OTHER:] = last[is_other][:, _KEPT]
+            last[is_other, _OTHER:] = last[is_other, :_OTHER]
         last[:, :_OTHER] = row
         if not isinstance(byte_mask, int):
             last[:, BYTES] = np.ravel(byte_mask)

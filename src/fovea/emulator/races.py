@@ -1,9 +1,11 @@
-"""Vector clocks and the shadow memory that finds unordered accesses.
+"""The shadow memory that finds unordered accesses.
 
 An agent is a warp (its generic accesses) or a channel of asynchronous work (`async_engine`).
-`Clock` says what its owner has seen of every agent; synchronisation joins clocks. `Shadow` keeps,
-per memory cell, the last write and the last read of each agent that reads there, and raises
-`RaceError` when an access conflicts with one its clock has not seen.
+`Shadow` keeps, per memory cell, the last write and the last weak read of each agent that reads
+there, and raises `RaceError` when an access conflicts with one its clock has not seen.
+
+Strong accesses may meet unordered within their scopes; a weak one may meet none. Who reads a
+strong write by a strong read is ordered behind that write, if behind nothing else: the observers.
 
 Proxies: `seen` covers everything observed; `fenced` covers only generic writes followed by
 `fence.proxy.async`, of the state space in question. A generic access is judged by `seen`; an access
@@ -17,9 +19,9 @@ A generic write that leaves the bytes of a cell as they are conflicts with no ge
 cell then has several writers of equal bytes. A reader must know of one of them, a writer of other
 bytes of all.
 
-Lives here: clocks, shadow, the judgement. Not here: which instruction joins what (`isa/barrier`,
-`machine/barrier`, `async_engine`), global memory (`global_races.py`). Invariant: with detection
-off every call returns at once.
+Lives here: shadow, the judgement. Not here: clocks (`clocks.py`), which instruction joins what
+(`memory_order.py`, `isa/barrier.py`, `machine/barrier.py`, `async_engine.py`), global memory
+(`global_races.py`). Invariant: with detection off every call returns at once.
 """
 
 from collections.abc import Callable
@@ -29,6 +31,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from fovea.emulator.clocks import Clock
 from fovea.emulator.errors import IllegalOperand, RaceError
 
 Array = NDArray[Any]
@@ -37,51 +40,6 @@ ALL_BYTES = 15  # the mask of a whole cell of shared memory
 _OBJECT = np.iinfo(np.int32).max  # in place of a time: an mbarrier lies there, nobody knows of it
 Changed = Callable[[], Array]  # tells which of the cells a write is about to change
 Writer = tuple[int, int, int]  # agent, its time, note
-
-
-class Clock:
-    """What one agent has seen of all agents of its cluster.
-
-    Attributes:
-        rows: the three below as one array, so that a join is one operation.
-        seen: the time up to which each agent's accesses are known.
-        fenced: the same of what a proxy fence covers in shared and tensor memory.
-        fenced_global: the same in global memory.
-    """
-
-    __slots__ = ("fenced", "fenced_global", "rows", "seen")
-
-    def __init__(self, agents: int):
-        self._hold(np.zeros((3, agents), np.int32))
-
-    def _hold(self, rows: Array) -> None:
-        self.rows = rows
-        self.seen, self.fenced, self.fenced_global = rows
-
-    def copy(self) -> "Clock":
-        """Return an independent copy."""
-        twin = Clock.__new__(Clock)
-        twin._hold(self.rows.copy())
-        return twin
-
-    def join(self, other: "Clock") -> None:
-        """Add everything `other` has seen."""
-        np.maximum(self.rows, other.rows, out=self.rows)
-
-    def meet(self, other: "Clock") -> None:
-        """Keep only what `other` has seen too."""
-        np.minimum(self.rows, other.rows, out=self.rows)
-
-    def fence_proxy(self, space: str = "") -> None:
-        """Make every generic write seen so far visible to the async proxy.
-
-        Args:
-            space: the state space whose memory alone is meant, e.g. "global" ("": all).
-        """
-        if space != "global":
-            np.maximum(self.fenced, self.seen, out=self.fenced)
-        if not space.startswith("shared"):
-            np.maximum(self.fenced_global, self.seen, out=self.fenced_global)
 
 
 @dataclass(slots=True)
@@ -97,10 +55,12 @@ class Access:
         time: the agent's own time, under which its accesses are noted.
         is_async: whether the access goes through the async proxy.
         mask: lanes that take part, for reports.
-        is_strong: whether the access is atomic, volatile, relaxed, acquire or release: such
-            accesses may meet unordered.
+        strength: of an access that is atomic, volatile, relaxed, acquire or release its scope
+            (1: cta, 2: cluster, 3: gpu or sys), within which such accesses may meet unordered;
+            0 of a weak one.
         fenced: what a warp had seen at its last fence: a relaxed arrival after it hands that on.
-        unfenced: what relaxed waits of a warp have met, for its next fence to acquire.
+        unfenced: what relaxed waits of a warp have met, for its next fence to acquire (both of
+            mbarriers and cluster barriers; of memory, `memory_order.py`).
         tensor: what a tcgen05 operation may rely on in tensor memory where its kernel uses
             tcgen05.fence (None: all that `clock` has seen).
         needs_fenced_reads: whether a write of the async proxy asks a proxy fence of earlier generic
@@ -113,7 +73,7 @@ class Access:
     clock: Clock
     is_async: bool = False
     mask: Any = None
-    is_strong: bool = False
+    strength: int = 0
     time: int = 0
     fenced: Clock | None = None
     unfenced: Clock | None = None
@@ -131,13 +91,14 @@ class Access:
         if clock.seen[self.agent] < self.time:
             clock.seen[self.agent] = self.time
 
-    def fence(self) -> None:
+    def fence(self, *, is_acquire: bool = True, is_release: bool = True) -> None:
         """Note a fence of the warp: it may stand beside relaxed arrivals and waits."""
-        if self.unfenced is not None:
+        if is_acquire and self.unfenced is not None:
             self.clock.join(self.unfenced)
             self.unfenced = None
-        self.fenced = self.clock.copy()
-        self.tick()
+        if is_release:
+            self.fenced = self.clock.copy()
+            self.tick()
 
     def describe(self) -> str:
         """Return who and where, for reports."""
@@ -155,8 +116,9 @@ class Shadow:
 
     is_active = True
 
-    __slots__ = ("_bytes", "_columns", "_equal", "_no_proxy", "_read_bytes", "_readers", "notes",
-                 "reads", "write_agent", "write_note", "write_tick")  # fmt: skip
+    __slots__ = ("_bytes", "_columns", "_equal", "_no_proxy", "_observers", "_read_bytes",
+                 "_readers", "_strength", "notes", "reads", "write_agent", "write_note",
+                 "write_tick")  # fmt: skip
 
     def __init__(self, cells: int, notes: "AccessNotes"):
         # one column for each agent that has read here: most channels never read
@@ -170,6 +132,8 @@ class Shadow:
         self._bytes = np.zeros(cells, np.uint8)
         self._equal: dict[int, list[Writer]] = {}  # earlier writers of the bytes that are there
         self._no_proxy: dict[int, int] = {}  # cell -> time of a write that belongs to no proxy
+        self._strength: Array | None = None  # of the last write; made by the first strong one
+        self._observers: dict[int, dict[int, int]] = {}  # cell -> agent -> time it saw that write
         self.notes = notes
 
     def on_read(self, cells: Any, access: Access, byte_mask: Any = 15) -> None:
@@ -178,9 +142,10 @@ class Shadow:
         Raises:
             RaceError: the last write of a cell is not ordered before this read.
         """
-        if access.is_strong:
-            return
         self._judge_write(cells, access, byte_mask, "read")
+        if access.strength:
+            self._observe(cells, access)
+            return
         self.notes.remember_read(access)
         column = self._columns.get(access.agent)
         if column is None:
@@ -199,8 +164,6 @@ class Shadow:
         Raises:
             RaceError: an earlier read or write of a cell is not ordered before this write.
         """
-        if access.is_strong:
-            return
         self._judge_write(cells, access, byte_mask, "write", changed)
         if len(self._readers):
             times = self.reads[cells]
@@ -215,6 +178,12 @@ class Shadow:
         self.write_tick[cells] = access.time
         self.write_note[cells] = self.notes.note(access)
         self._bytes[cells] = byte_mask
+        if access.strength and self._strength is None:
+            self._strength = np.zeros(len(self.write_tick), np.uint8)
+        if self._strength is not None:
+            self._strength[cells] = access.strength
+            for cell in _listed(cells) if self._observers else ():
+                self._observers.pop(cell, None)
 
     def last_writer(self, cell: int) -> str:
         """Return who wrote a cell last ("" if nobody)."""
@@ -238,6 +207,14 @@ class Shadow:
     def place(self, cell: int) -> tuple[int, str]:
         """Return (address, space) of a cell, for reports."""
         return 4 * cell, "shared"
+
+    def _observe(self, cells: Any, access: Access) -> None:
+        """Note that a strong read has seen the strong writes of cells."""
+        if self._strength is None:
+            return
+        for cell in _listed(cells):
+            if self._strength[cell]:
+                self._observers.setdefault(cell, {}).setdefault(access.agent, access.time)
 
     def _add_column(self, agent: int) -> int:
         column = self._columns[agent] = len(self._readers)
@@ -291,6 +268,8 @@ class Shadow:
             self._report_object(cells, ticks, access, what)
         late &= (agents != access.agent) | (ticks != access.time)
         late &= (self._bytes[cells] & byte_mask) != 0
+        if self._strength is not None and late.any():
+            self._forgive_strong(cells, late, access, agents, known)
         if late.any():
             if what == "read":
                 self._forgive_read(cells, late, access, known)
@@ -310,6 +289,22 @@ class Shadow:
         elif not access.is_async and not self.notes.is_generic[agent]:
             rule = "asynchronous work was not waited for (mbarrier phase, wait_group or wait::ld)"
         self._raise(what, "write", access, note, rule, self._cell_of(cells, position))
+
+    def _forgive_strong(
+        self, cells: Any, late: Array, access: Access, agents: Array, known: Array
+    ) -> None:
+        """Take out of `late` strong writes that a strong access may meet, or has seen."""
+        assert self._strength is not None
+        earlier = self._strength[cells]
+        if access.strength:
+            cluster = access.warp.cta.cluster
+            needed = needed_strength(agents, access.warp.cta.rank, cluster)
+            late &= np.minimum(earlier, access.strength) < needed
+        positions: list[int] = np.flatnonzero(late & (earlier > 0)).tolist()
+        for position in positions:
+            observers = self._observers.get(self._cell_of(cells, position), {})
+            if any(time <= known[agent] for agent, time in observers.items()):
+                late[position] = False
 
     def _forgive_read(self, cells: Any, late: Array, access: Access, known: Array | None) -> None:
         """Take out of `late` what needs no proxy fence, and equal bytes of a `known` writer."""
@@ -336,6 +331,8 @@ class Shadow:
             if not self.notes.is_generic[agent]:
                 continue
             late[position] = False
+            if self._strength is not None and self._strength[cell]:
+                continue
             writer = (agent, int(self.write_tick[cell]), int(self.write_note[cell]))
             writers = self._equal.setdefault(cell, [])
             if self._bytes[cell] == masks[position] and writer not in writers:
@@ -405,6 +402,21 @@ class Shadow:
             rule,
             other if earlier == "write" else "",
         )
+
+
+def needed_strength(agents: Array, rank: int, cluster: Any) -> Array:
+    """Return the strength by which strong accesses may meet those of agents of the cluster."""
+    warps = cluster.warps_per_cta
+    is_other = (agents // warps != rank) & (agents < warps * len(cluster.ctas))
+    return np.where(is_other, 2, 1)
+
+
+def _listed(cells: Any) -> list[int]:
+    """Return the numbers of cells."""
+    if isinstance(cells, slice):
+        place = cast(Any, cells)
+        return list(range(place.start, place.stop))
+    return np.ravel(cells).tolist()
 
 
 class AccessNotes:

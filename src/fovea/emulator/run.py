@@ -21,6 +21,7 @@ from fovea.emulator.junk import run_past_junk
 from fovea.emulator.launch_arguments import pack
 from fovea.emulator.machine.grid import Machine, check_geometry
 from fovea.emulator.machine.memory import CONST_WINDOW, GlobalMemory, Segment
+from fovea.emulator.memory_order import Places
 from fovea.emulator.options import Options
 from fovea.emulator.ptx.module import Kernel, Layout
 from fovea.emulator.schedule import Scheduler
@@ -197,6 +198,7 @@ class Module:
         finally:
             for segment in machine.memory.segments:
                 segment.shadow = None
+                segment.places = Places()
         return Result(
             kernel=machine.program.kernel,
             counters=dict(machine.counters.sums),

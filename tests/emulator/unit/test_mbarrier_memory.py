@@ -15,6 +15,7 @@ _INVAL = "@%q mbarrier.inval.shared.b64 [%m];"
         "st.shared.b32 [%m+4], 0;",
         "st.shared.b32 [%m+4], 5;",
         "ld.shared.b64 %x, [%m];",
+        "atom.shared.add.u32 %v, [%m], 1;",
     ],
 )
 def test_memory_of_an_mbarrier_needs_its_invalidation_first(access: str) -> None:

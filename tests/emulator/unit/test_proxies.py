@@ -40,3 +40,30 @@ def test_cp_async_then_bulk_store_needs_a_proxy_fence(barrier: str) -> None:
         cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;""",
         "fence.proxy.async.shared::cta;",
     )
+
+
+@pytest.mark.parametrize(
+    "write", ["st.volatile.shared.b32 [%s], 5;", "red.shared.add.u32 [%s], 5;"]
+)
+def test_strong_write_then_bulk_store_needs_a_proxy_fence(write: str) -> None:
+    check(
+        f"""@%q st.shared.v4.b32 [%s], {{%t, %t, %t, %t}};
+        fence.proxy.async.shared::cta;
+        @%q {write}
+        @@
+        @%q cp.async.bulk.global.shared::cta.bulk_group [%b], [%s], 16;
+        cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;""",
+        "fence.proxy.async.shared::cta;",
+    )
+
+
+def test_result_of_a_bulk_reduction_needs_more_than_its_read_wait() -> None:
+    body = """@%q st.shared.v4.b32 [%s], {%m, %m, %m, %m};
+        fence.proxy.async.shared::cta;
+        @%q cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%b], [%s], 16;
+        @%q cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%b], [%s], 16;
+        cp.async.bulk.commit_group;
+        cp.async.bulk.wait_group@@ 0;
+        @%q ld.global.b32 %v, [%b];"""
+    assert races(body.replace("@@", "")) == 0
+    assert races(body.replace("@@", ".read")) == 20

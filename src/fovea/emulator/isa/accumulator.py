@@ -20,6 +20,7 @@ from typing import Any, cast
 import numpy as np
 
 from fovea.emulator.async_engine import Operation
+from fovea.emulator.clocks import Clock
 from fovea.emulator.isa.instruction import Array, Instruction
 from fovea.emulator.layout import fragment
 from fovea.emulator.machine.warp import (
@@ -29,7 +30,6 @@ from fovea.emulator.machine.warp import (
     Unreadable,
     pack_lanes,
 )
-from fovea.emulator.races import Clock
 
 WARPS = 4
 ROWS = 64

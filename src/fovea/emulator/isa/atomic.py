@@ -14,6 +14,7 @@ from fovea.emulator.isa import bits as fp
 from fovea.emulator.isa import instruction
 from fovea.emulator.isa.instruction import Action, Array, Decoded, Instruction
 from fovea.emulator.isa.load_store import load_lanes, state_space, store_lanes
+from fovea.emulator.memory_order import SCOPES, Order
 from fovea.emulator.ptx import syntax
 from fovea.emulator.ptx.types import LANES, numpy_dtype, size_bytes
 
@@ -91,8 +92,11 @@ def _update(
     count = len(ins.items("b")) if isinstance(ins.operands["b"], syntax.Vector) else 1
     item, parts = (size, count)
     space = state_space(ins, address)
-    load = load_lanes(ins, address, space, item, parts, is_strong=True)
-    store = store_lanes(ins, address, space, item, is_strong=True)
+    sem, scope = ins["sem"], SCOPES[ins["scope"] or "gpu"]
+    takes, hands = sem in ("acquire", "acq_rel"), sem in ("release", "acq_rel")
+    order = Order(scope, is_acquire=takes, is_release=hands, is_update=True)
+    load = load_lanes(ins, address, space, item, parts, order)
+    store = store_lanes(ins, address, space, item, order)
     read_address = ins.address(address)
 
     def computed(old: Array, operands: list[Array]) -> Array:

@@ -30,6 +30,7 @@ from fovea.emulator.isa.copy_engine import (
 )
 from fovea.emulator.isa.instruction import Array, Instruction, Read
 from fovea.emulator.machine.warp import Wait
+from fovea.emulator.memory_order import CLUSTER, GPU
 
 _SOURCE = "PTX ISA 9.7.9.25.4"
 _ALIGNMENT = 16
@@ -199,7 +200,7 @@ def _to_cluster(i: Instruction, reduction: str | None, element: str) -> Any:
                 data = read[0]
                 if reduction is not None:
                     # Each word is reduced atomically: two reductions are no race.
-                    operation.access.is_strong = True
+                    operation.access.strength = CLUSTER + 1
                     old = to.cta.shared.read(to.offset, size, operation.access)
                     data = reduce_elements(reduction, element, old, data)
                 to.cta.shared.write(to.offset, data, operation.access)
@@ -282,13 +283,14 @@ def _store_effects(
         access = operation.written or operation.access
         if change is not None:
             # each element is reduced atomically: two reductions are no race
-            access.is_strong = True
+            access.strength = GPU + 1
             data = reduce_elements(*change, old.copy(), data)
+        byte_mask = None
         if keep is not None:
             # other threads may own the bytes that are left out
-            access.is_strong = True
             data = np.where(keep, data, old)
-        segment.write(offset, data, access)
+            byte_mask = np.packbits(keep.reshape(-1, 4), axis=1, bitorder="little").ravel()
+        segment.write(offset, data, access, byte_mask)
 
     return [read_source, write_target]
 

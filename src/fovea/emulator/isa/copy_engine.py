@@ -224,7 +224,7 @@ class TileCopy:
         """Put bytes of the view's shape in global memory."""
         view, shadow = self.view, self.segment.shadow
         assert view is not None
-        if shadow is not None and not access.is_strong:
+        if shadow is not None:
             words = self.words
             if words is not None:
                 shadow.on_write(words, access, 15, lambda: (view != new).reshape(-1, 4).any(axis=1))

@@ -16,6 +16,7 @@ from fovea.emulator.errors import IllegalOperand, OutOfBounds
 from fovea.emulator.isa import instruction
 from fovea.emulator.isa.instruction import ALL_LANES, Array, Decoded, Instruction, merge
 from fovea.emulator.machine.memory import LOCAL_WINDOW, RANK_SHIFT, WINDOW_SHIFT, Segment
+from fovea.emulator.memory_order import SCOPES, Order, observe, publish
 from fovea.emulator.ptx import syntax
 from fovea.emulator.ptx.types import LANES, is_signed, size_bytes
 
@@ -33,7 +34,7 @@ _LD = dict(  # noqa: C408 - keywords of the decorator
 )
 _ST = {**_LD, "cop": "wb cg cs wt", "space": f"global {_SHARED} local param param::func"}
 _BULK_LIMIT = 1 << 24  # bytes of one st.bulk
-_LOCATIONS = 4096  # places of strong accesses whose clocks a cluster keeps apart
+_ORDERED = ("global", "shared")  # spaces whose memory threads share
 _OWN_SHARED = ("shared", "shared::cta")
 
 Groups = list[tuple[Segment, Array, Array | None]]
@@ -177,45 +178,23 @@ def _spread(values: Array, mask: Array) -> Array:
     return full
 
 
-def synchronise(w: Any, addresses: Array, *, is_acquire: bool, is_release: bool) -> None:
-    """Hand clocks on through memory locations, as strong accesses of one location do.
-
-    Every strong access counts as ordering here, `.relaxed` too: a fence beside it may make it so,
-    and a race report must never be wrong.
-    """
-    cluster = w.cta.cluster
-    clocks, between_clusters = cluster.location_clocks, w.machine.global_races
-    for address in set(addresses.tolist()):
-        clock = clocks.get(address, cluster.location_floor)
-        if is_acquire and clock is not None:
-            w.access.clock.join(clock)
-        if is_release:
-            if address not in clocks:
-                _limit_locations(cluster)
-                clocks[address] = w.access.clock.copy()
-            else:
-                w.access.release(clock)
-        if address >> 32:
-            if is_acquire:
-                between_clusters.acquire(cluster, address)
-            if is_release:
-                between_clusters.release(address)
-    if is_release:
-        w.access.tick()
+def order_of(ins: Instruction) -> Order | None:
+    """Return how the access of a load or store orders memory (None: it is weak)."""
+    if ins.has("volatile"):
+        return Order()  # PTX ISA 9.7.9.8: as relaxed with the scope of the system
+    words = ("relaxed", "acquire", "release")
+    if not any(ins.has(word) for word in words):
+        return None
+    scope = SCOPES[ins["scope"] or "sys"]
+    return Order(scope, is_acquire=ins.has("acquire"), is_release=ins.has("release"))
 
 
-def _limit_locations(cluster: Any) -> None:
-    """Let all locations share one clock from now on if there are very many."""
-    clocks = cluster.location_clocks
-    if len(clocks) < _LOCATIONS:
-        return
-    floor = cluster.location_floor
-    for clock in clocks.values():
-        if floor is None:
-            floor = clock
-        floor.join(clock)
-    cluster.location_floor = floor
-    clocks.clear()
+def _places(offsets: Array, item: int, count: int) -> set[int]:
+    """Return the offsets of all elements of an access: each is a place of its own."""
+    first = offsets.tolist()
+    if count == 1:
+        return set(first)
+    return {offset + item * element for offset in first for element in range(count)}
 
 
 def _used_bytes(ins: Instruction, width: int) -> Array | None:
@@ -228,7 +207,7 @@ def _used_bytes(ins: Instruction, width: int) -> Array | None:
 
 
 def load_lanes(
-    ins: Instruction, name: str, space: str, item: int, count: int, is_strong: bool = False
+    ins: Instruction, name: str, space: str, item: int, count: int, order: Order | None = None
 ) -> Callable[[Any, Array], Array]:
     """Return `load(warp, mask) -> (count, 32)` unsigned values at a memory operand."""
     address = ins.address(name)
@@ -240,11 +219,13 @@ def load_lanes(
         if mask is not ALL_LANES:
             addresses = addresses[mask]
         access = w.touch(ins, mask)
-        access.is_strong = is_strong
-        if is_strong:
-            w.looked = w.machine.step
-            synchronise(w, addresses, is_acquire=True, is_release=False)
         groups = segments(w, addresses, mask)
+        if order is not None:
+            access.strength = order.strength
+            w.looked = w.machine.step
+            for segment, offsets, _ in groups:
+                if segment.space in _ORDERED:
+                    observe(w, segment.places, _places(offsets, item, count), order)
         if len(groups) == 1 and groups[0][2] is None:
             values = groups[0][0].load(groups[0][1], item, count, access, used)
         else:
@@ -257,7 +238,7 @@ def load_lanes(
 
 
 def store_lanes(
-    ins: Instruction, name: str, space: str, item: int, is_strong: bool = False
+    ins: Instruction, name: str, space: str, item: int, order: Order | None = None
 ) -> Callable[[Any, Array, Array], None]:
     """Return `store(warp, mask, (count, 32) values)` at a memory operand."""
     address = ins.address(name)
@@ -268,13 +249,14 @@ def store_lanes(
         if mask is not ALL_LANES:
             addresses, values = addresses[mask], values[:, mask]
         access = w.touch(ins, mask)
-        access.is_strong = is_strong
-        if is_strong:
-            synchronise(w, addresses, is_acquire=False, is_release=True)
+        if order is not None:
+            access.strength = order.strength
             w.machine.notify()
         for segment, offsets, positions in segments(w, addresses, mask):
             part = values if positions is None else values[:, positions]
             segment.store(offsets, part, item, access)
+            if order is not None and segment.space in _ORDERED:
+                publish(w, segment.places, _places(offsets, item, len(values)), order)
 
     return store
 
@@ -326,7 +308,7 @@ def ld(ins: Instruction) -> Decoded:
         if constant is not None:
             return constant
     item = size_bytes(ptx_type)
-    load = load_lanes(ins, "a", space, item, count, _is_strong(ins))
+    load = load_lanes(ins, "a", space, item, count, order_of(ins))
     signed = f"s{8 * item}" if is_signed(ptx_type) else f"u{8 * item}"
     if count > 1:
         write_all = ins.write_vector("d", signed)
@@ -335,12 +317,8 @@ def ld(ins: Instruction) -> Decoded:
     return lambda w, mask: write(w, mask, load(w, mask)[0])
 
 
-def _is_strong(ins: Instruction) -> bool:
-    return any(ins.has(word) for word in ("relaxed", "acquire", "release", "volatile"))
-
-
 def _ld_b128(ins: Instruction, space: str) -> Any:
-    load, write = load_lanes(ins, "a", space, 8, 2), ins.write("d", "b128")
+    load, write = load_lanes(ins, "a", space, 8, 2, order_of(ins)), ins.write("d", "b128")
 
     def run(w: Any, mask: Array) -> None:
         pair = np.ascontiguousarray(load(w, mask).T)
@@ -403,7 +381,7 @@ def st(ins: Instruction) -> Decoded:
     space = state_space(ins, "a")
     _check_width(ins, space, ptx_type)
     if ptx_type == "b128":
-        store, read = store_lanes(ins, "a", space, 8), ins.read("b", "b128")
+        store, read = store_lanes(ins, "a", space, 8, order_of(ins)), ins.read("b", "b128")
         return lambda w, mask: store(
             w, mask, np.ascontiguousarray(read(w).view(np.uint64).reshape(-1, 2).T)
         )
@@ -411,7 +389,7 @@ def st(ins: Instruction) -> Decoded:
     if count != int(ins["vec"][1:] or 1):
         raise ins.error(f"b has {count} elements, the form has {ins['vec'] or 'one'}")
     item = size_bytes(ptx_type)
-    store = store_lanes(ins, "a", space, item, _is_strong(ins))
+    store = store_lanes(ins, "a", space, item, order_of(ins))
     reads = [ins.read_operand(part, _raw(ins, part, ptx_type)) for part in ins.items("b")]
     unsigned = np.dtype(f"u{item}")
     if count == 1:

@@ -24,6 +24,7 @@ from fovea.emulator.isa.copy_engine import (
     start,
 )
 from fovea.emulator.isa.instruction import Array, Instruction
+from fovea.emulator.memory_order import CLUSTER
 from fovea.emulator.ptx.types import size_bytes
 
 
@@ -109,7 +110,7 @@ def _effect(
         new = data
         if reduction is not None:
             # Reductions are atomic: two of them on one word are no race.
-            operation.access.is_strong = True
+            operation.access.strength = CLUSTER + 1
             old = to.cta.shared.read(to.offset, len(data), operation.access)
             new = reduce_elements(reduction, element, old, data)
         to.cta.shared.write(to.offset, new, operation.access)

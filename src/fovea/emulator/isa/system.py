@@ -10,6 +10,8 @@ from fovea.emulator.errors import IllegalOperand
 from fovea.emulator.isa import instruction
 from fovea.emulator.isa.instruction import Array, Decoded, Inline, Instruction
 from fovea.emulator.machine.warp import Wait
+from fovea.emulator.memory_order import SCOPES
+from fovea.emulator.memory_order import fence as fence_memory
 
 _SCOPES = "cta cluster gpu sys"
 # what a fence is restricted to decides its side and scope
@@ -58,8 +60,14 @@ def fence_mbarrier_init(ins: Instruction) -> Decoded:
              f"fence{_RELEASE}", source="PTX ISA 9.7.13.5", evidence="manual-only", kind="sync",
              targets="sm_90+", scope=_SCOPES)  # fmt: skip
 def fence(ins: Instruction) -> Decoded:
-    """Make relaxed arrivals after it release, and relaxed waits before it acquire."""
-    return lambda w, mask: w.access.fence()
+    """Make relaxed stores and arrivals after it release, relaxed loads and waits before it acquire.
+
+    Evidence: that `fence.proxy.alias` does so too is inferred; the manual does not promise it.
+    """
+    side = ins["sem"] or next((s for s in ("acquire", "release") if ins.has(s)), "")
+    scope = SCOPES[ins["scope"] or ins["level"] or ("cluster" if side else "sys")]
+    takes, hands = side != "release", side != "acquire"
+    return lambda w, mask: fence_memory(w, scope, is_acquire=takes, is_release=hands)
 
 
 @instruction(

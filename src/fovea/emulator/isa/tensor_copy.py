@@ -39,6 +39,7 @@ from fovea.emulator.isa.row_copy import RowsCopy, rows_copy
 from fovea.emulator.layout.descriptor import CHUNK_BYTES
 from fovea.emulator.layout.tensor_map import MAP_BYTES, replace_field
 from fovea.emulator.layout.tensor_tile import loaded_tile
+from fovea.emulator.memory_order import GPU
 
 _SOURCE = "PTX ISA 9.7.9.27"
 _DIMENSIONS = "1d 2d 3d 4d 5d"
@@ -316,7 +317,7 @@ def _write_box(copy: TileCopy, box: Array, reduction: str | None, operation: Ope
             f"{operation.kind} into read-only memory", access.warp.where(access.instruction)
         )
     access = operation.written or operation.access
-    access.is_strong = reduction is not None  # reductions are atomic: no race
+    access.strength = 0 if reduction is None else GPU + 1  # atomic: two of them are no race
     copy.write_global(new.reshape(copy.view.shape), access)
 
 

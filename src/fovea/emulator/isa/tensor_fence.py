@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from fovea.emulator.async_engine import Operation
+from fovea.emulator.clocks import Clock
 from fovea.emulator.isa.instruction import Array
-from fovea.emulator.races import Clock
 
 _NEVER_NEEDED = np.iinfo(np.int32).max
 

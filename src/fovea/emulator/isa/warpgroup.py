@@ -29,6 +29,7 @@ from fovea.emulator.arithmetic.accumulate import (
 )
 from fovea.emulator.arithmetic.formats import to_float32
 from fovea.emulator.async_engine import Operation
+from fovea.emulator.clocks import Clock
 from fovea.emulator.errors import IllegalOperand, RaceError, UninitialisedRead
 from fovea.emulator.isa.accumulator import (
     ROWS,
@@ -55,7 +56,7 @@ from fovea.emulator.layout.sparsity import (
     expand,
 )
 from fovea.emulator.machine.warp import UNINITIALISED, InFlight
-from fovea.emulator.races import Access, Clock
+from fovea.emulator.races import Access
 
 _K_BYTES = 32
 # The fast mode, too, sums as the unit does where it keeps 25 bits and float32 can hold the terms:

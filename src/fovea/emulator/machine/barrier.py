@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fovea.emulator.races import Access, Clock
+from fovea.emulator.clocks import Clock
+from fovea.emulator.races import Access
 
 TX_LIMIT = (1 << 20) - 1  # PTX ISA 9.7.13.15.1: valid range of tx-count
 COUNT_LIMIT = (1 << 20) - 1  # PTX ISA 9.7.13.15.1: valid range of the expected arrival count

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fovea.emulator.async_engine import AsyncEngine
+from fovea.emulator.clocks import Clock
 from fovea.emulator.counters import Counters
 from fovea.emulator.errors import LaunchError, PtxError, RaceError
 from fovea.emulator.global_races import GlobalRaces
@@ -39,7 +40,7 @@ from fovea.emulator.machine.unwritten import unwritten_bytes
 from fovea.emulator.machine.warp import Warp
 from fovea.emulator.options import Options
 from fovea.emulator.ptx.types import LANES
-from fovea.emulator.races import Access, AccessNotes, Clock, Shadow
+from fovea.emulator.races import Access, AccessNotes, Shadow
 
 Array = NDArray[Any]
 Dim = tuple[int, int, int]
@@ -127,9 +128,6 @@ class Cluster:
         self.notes = AccessNotes(generic, self.agents)
         self.engine = AsyncEngine(machine.options, machine.random, generic, slots)
         self.barrier = ClusterBarrier(self.warps_per_cta * LANES * size, self.agents)
-        self.location_clocks: dict[int, Clock] = {}
-        self.location_floor: Clock | None = None  # of places no longer kept apart
-        self.known_stamp = 0  # see global_races.py
         self.ctas = [Cta(self, rank) for rank in range(size)]
         self.warps = [warp for cta in self.ctas for warp in cta.warps]
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from fovea.emulator.arguments import check_kind, wrong
 from fovea.emulator.errors import Fault, Misaligned, OutOfBounds, UninitialisedRead
 from fovea.emulator.global_races import GlobalShadow
+from fovea.emulator.memory_order import Places
 from fovea.emulator.races import Access, Shadow
 
 Array = NDArray[Any]
@@ -52,6 +53,7 @@ class Segment:
         "is_read_only",
         "low",
         "name",
+        "places",
         "shadow",
         "space",
     )  # fmt: skip
@@ -64,6 +66,7 @@ class Segment:
         self.low = low
         self.initialised: Array | None = None
         self.shadow: Shadow | GlobalShadow | None = None
+        self.places = Places()
         self.is_aligned = base % 16 == 0
         self.is_read_only = not data.flags.writeable
         self._views: dict[tuple[int, int], Array] = {}
@@ -138,7 +141,7 @@ class Segment:
             index = offsets // width
             view = self._view(self._views, self.data, item, count)
             new = values[0] if count == 1 else values.T
-            if self.shadow is not None and not access.is_strong:
+            if self.shadow is not None:
                 changed = partial(_changed_cells, view, index, new)
                 check = partial(self.shadow.on_write, changed=changed)
                 self._shadow_lanes(check, offsets, width, access)
@@ -147,7 +150,7 @@ class Segment:
             raise self._out_of_bounds(offsets, width, access) from None
         if self.initialised is not None:
             self._view(self._init_views, self.initialised, item, count)[index] = _INITIALISED[item]
-        if self.shadow is not None and not access.is_strong and not _are_equal(view, index, new):
+        if self.shadow is not None and not access.strength and not _are_equal(view, index, new):
             instruction = access.instruction
             access.warp.machine.warn(
                 f"PTX line {instruction.line} `{instruction.text}`: lanes of one store write "
@@ -162,8 +165,18 @@ class Segment:
         self._check_range(offset, size, access)
         return self.data[offset : offset + size].copy()
 
-    def write(self, offset: int, values: Array, access: Access) -> None:
-        """Write bytes at `offset`, checked as a write of the access."""
+    def write(
+        self, offset: int, values: Array, access: Access, byte_mask: Array | None = None
+    ) -> None:
+        """Write bytes at `offset`, checked as a write of the access.
+
+        Args:
+            offset: where.
+            values: the bytes.
+            access: who writes.
+            byte_mask: for each word, which of its bytes are written (None: all); the others are
+                to have the value they have now.
+        """
         values = values.view(np.uint8).ravel()
         size = len(values)
         self.check_bounds(offset, size, access)
@@ -171,7 +184,7 @@ class Segment:
         place = slice(offset, offset + size)
         if isinstance(self.shadow, GlobalShadow):
             changed = partial(_changed_words, self.data, place, values)
-            self.shadow.on_write(cells, access, 15, changed)
+            self.shadow.on_write(cells, access, 15 if byte_mask is None else byte_mask, changed)
         self.data[place] = values
         if self.initialised is not None:
             self.initialised[place] = 1

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from fovea.emulator.async_engine import GroupQueue, Operation
+from fovea.emulator.clocks import Clock
 from fovea.emulator.errors import IllegalOperand, Trap, Where
 from fovea.emulator.isa.instruction import ALL_BYTES, ALL_LANES, Array
 from fovea.emulator.machine.memory import Segment
 from fovea.emulator.machine.unwritten import unwritten_bytes, unwritten_registers
 from fovea.emulator.ptx.types import LANES
-from fovea.emulator.races import Access, Clock
+from fovea.emulator.races import Access
 
 DIVERGED = -2
 
@@ -248,7 +249,7 @@ class Warp:
         access = self.access
         access.instruction = instruction
         access.mask = mask
-        access.is_strong = False
+        access.strength = 0
         return access
 
     def queue(self, key: Any) -> GroupQueue:
