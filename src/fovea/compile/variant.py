@@ -29,10 +29,12 @@ class ForwardVariant:
 
     def build(self) -> tuple[Any, list[Any]]:
         """Return the host function and its fake arguments."""
+        from fovea.kernels.portable.entry import build
+
         if isinstance(self.plan, sm100.ForwardPlan):
-            from fovea.kernels.sm100.forward import entry as blackwell
+            from fovea.kernels.sm100.forward.kernel import ForwardKernel as BlackwellKernel
 
-            return blackwell.build(self.plan)
-        from fovea.kernels.sm90.forward import entry as hopper
+            return build(BlackwellKernel(self.plan))
+        from fovea.kernels.sm90.forward.kernel import ForwardKernel as HopperKernel
 
-        return hopper.build(self.plan)
+        return build(HopperKernel(self.plan))

@@ -1,7 +1,7 @@
 """The arguments of a forward launch, in the order of the kernel's host function.
 
 Lives here: layouts that the copy engine takes, padding of odd head dimensions, run-time numbers.
-Not here: their compile-time types (`kernels/sm90/forward/entry.py`). Invariant: nothing here waits
+Not here: their compile-time types (`kernels/portable/entry.py`). Invariant: nothing here waits
 for a device; a tensor is copied only where its layout cannot run as it is.
 """
 

@@ -1,7 +1,7 @@
 """Fake arguments that host functions of any architecture take: types and alignments, no values.
 
 Lives here: tensors, block lists, captures and numbers of mods as the compiler sees them. Not here:
-which of them a kernel takes, in which order (`<arch>/forward/entry.py`). Invariant: every extent
+which of them a kernel takes, in which order (`portable/entry.py`). Invariant: every extent
 and stride but the unit one is a run-time value.
 """
 

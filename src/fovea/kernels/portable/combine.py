@@ -12,12 +12,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.memory import SmemAllocator
 
+from fovea.kernels.device.element_type import element_type
 from fovea.kernels.device.softmax import Closed, close_row, larger
 from fovea.kernels.device.values import select
 from fovea.plan.combine import REFERENCE, ROW_MAX, ROW_SUM, CombinePlan
 from fovea.plan.roles import WARP_SIZE
-
-_DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}
 
 
 class Partials(NamedTuple):
@@ -233,10 +232,10 @@ def _write_output(
     """Divide this lane's columns by the row's sum and write those that the tensor has."""
     batch, head, q_idx = place
     width = plan.columns_per_lane
-    rOut = cute.make_rmem_tensor(width, _DTYPES[plan.dtype])
+    rOut = cute.make_rmem_tensor(width, element_type(plan))
     for column in cutlass.range_constexpr(width):
         value = select(closed.is_dead, cutlass.Float32(0.0), rSum[column] * closed.inverse)
-        rOut[column] = value.to(_DTYPES[plan.dtype])
+        rOut[column] = value.to(element_type(plan))
     # Whole lanes are inside or outside: head_dim_v is a multiple of 8, a lane has 2, 4 or 8.
     if lane * width < merged.mO.shape[3]:
         mRow = merged.mO[batch, q_idx, head, None]

@@ -16,7 +16,6 @@ from cutlass.cute.nvgpu import tcgen05
 from fovea.plan.sm100 import ForwardPlan
 from fovea.plan.sm100_tiles import ELEMENT_BYTES, STREAM_ROWS
 
-_DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}
 _FORMATS = {"bfloat16": 1, "float16": 0}  # of operands, in an instruction descriptor
 K_STEP = 16  # elements of K that one instruction multiplies
 _ATOM_BYTES = 128  # a row of the widest swizzle, which every operand here uses
@@ -25,11 +24,6 @@ _UNIT_BYTES = 16  # of addresses in a descriptor
 _SWIZZLE_128 = 2 << 61
 _VERSION = 1 << 46
 _BOTH_CTAS = 0b11  # a bit for each rank
-
-
-def element_type(plan: ForwardPlan) -> type[cutlass.Numeric]:
-    """Return the DSL type of q, k, v and o."""
-    return _DTYPES[plan.dtype]
 
 
 def row_major_layout(

@@ -10,15 +10,9 @@ import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as hopper
 from cutlass.cute.nvgpu import warpgroup
 
+from fovea.kernels.device.element_type import element_type
 from fovea.plan.sm90 import ForwardPlan
 from fovea.plan.sm90_tiles import WARPGROUP_ROWS
-
-_DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}
-
-
-def element_type(plan: ForwardPlan) -> type[cutlass.Numeric]:
-    """Return the DSL type of q, k, v and o."""
-    return _DTYPES[plan.dtype]
 
 
 def scores_mma(plan: ForwardPlan) -> cute.TiledMma:

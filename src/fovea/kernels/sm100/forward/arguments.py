@@ -1,8 +1,8 @@
 """Bundles that the roles of the forward kernel share.
 
-Lives here: the run-time arguments of a problem, the TMA views, shared and tensor memory, each as
-one value. Not here: anything that computes. Invariant: a bundle holds DSL values only; compile-time
-facts are in the plan.
+Lives here: the run-time arguments of a problem, shared and tensor memory, each as one value. Not
+here: the tensors of a call (`portable/tensors.py`). Invariant: a bundle holds DSL values only;
+compile-time facts are in the plan.
 """
 
 from typing import NamedTuple
@@ -40,35 +40,6 @@ class Problem(NamedTuple):
     packing: Packing | None
     sequences: SequenceTable | None  # of a packed batch; `band` then holds what all share
     pages: Pages | None
-
-
-class TmaLoads(NamedTuple):
-    """TMA atoms and coordinate tensors: Q and K (seqlen, head_dim, head, batch), V transposed.
-
-    Packed rows of Q take another way. Packed sequences have `sequences.shifting_view`s, and a paged
-    cache has `pages.paged_view`s.
-    """
-
-    atom_q: cute.CopyAtom | None
-    mQ: cute.Tensor | None
-    atom_k: cute.CopyAtom
-    mK: cute.Tensor
-    atom_v: cute.CopyAtom
-    mV: cute.Tensor
-
-
-class Outputs(NamedTuple):
-    """Where results go: O through TMA, lse and max_score (batch, heads, seqlen_q) directly.
-
-    `mO_rows` is O as the caller passed it, for rows that threads write themselves.
-    """
-
-    atom_o: cute.CopyAtom | None
-    mO: cute.Tensor | None
-    mO_rows: cute.Tensor
-    mLSE: cute.Tensor
-    mMaxScore: cute.Tensor | None
-    mSink: cute.Tensor | None
 
 
 class SharedTiles(NamedTuple):

@@ -18,8 +18,9 @@ from fovea.kernels.device.scheduler import split_of
 from fovea.kernels.device.softmax import finite_reference, larger
 from fovea.kernels.device.values import is_in_all_lanes, select
 from fovea.kernels.device.work import STOP, Work, demand_redo, receive, release_work
+from fovea.kernels.portable.tensors import Outputs
 from fovea.kernels.sm100 import tmem
-from fovea.kernels.sm100.forward.arguments import Outputs, Problem, SharedTiles
+from fovea.kernels.sm100.forward.arguments import Problem, SharedTiles
 from fovea.kernels.sm100.forward.output import (
     Part,
     Row,

@@ -14,6 +14,7 @@ from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.memory import SmemAllocator
 
 from fovea.kernels.device.cluster import Mailbox, cluster_rank, init_mailbox, sync_cluster
+from fovea.kernels.device.element_type import element_type
 from fovea.kernels.device.kv_walk import BlockListTensors
 from fovea.kernels.device.masking import Band
 from fovea.kernels.device.mods import ModTable, make_mod_table
@@ -26,11 +27,12 @@ from fovea.kernels.device.views import as_batch, copy_view
 from fovea.kernels.device.work import WorkRing, clear, work_words
 from fovea.kernels.portable.combine import CombineKernel, Merged, Partials
 from fovea.kernels.portable.sequence_table import SequenceTableKernel, packed_batch
+from fovea.kernels.portable.tensors import Outputs, TmaLoads
 from fovea.kernels.sm100.forward import epilogue, load, mma, queries, softmax
-from fovea.kernels.sm100.forward.arguments import Outputs, Packing, Problem, SharedTiles, TmaLoads
+from fovea.kernels.sm100.forward.arguments import Packing, Problem, SharedTiles
 from fovea.kernels.sm100.launch_control import Launches, init_launches
 from fovea.kernels.sm100.signals import Signals, init_signals
-from fovea.kernels.sm100.umma import element_type, row_major_layout, transposed_layout
+from fovea.kernels.sm100.umma import row_major_layout, transposed_layout
 from fovea.plan.roles import WARP_SIZE
 from fovea.plan.sequences import SEQUENCE_WORDS
 from fovea.plan.sm100 import (

@@ -17,7 +17,8 @@ from fovea.kernels.device.work import (
     Work,
     announce,
 )
-from fovea.kernels.sm100.forward.arguments import Problem, SharedTiles, TmaLoads
+from fovea.kernels.portable.tensors import TmaLoads
+from fovea.kernels.sm100.forward.arguments import Problem, SharedTiles
 from fovea.kernels.sm100.forward.tile_loads import load_tile
 from fovea.kernels.sm100.launch_control import DECLINED, await_cluster, request_cluster
 

@@ -11,16 +11,17 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
+from fovea.kernels.device.element_type import element_type
 from fovea.kernels.device.kv_walk import Walk
 from fovea.kernels.device.packing import Row as Place
 from fovea.kernels.device.ptx import pack_pair
 from fovea.kernels.device.values import select
 from fovea.kernels.portable.combine import Partials
+from fovea.kernels.portable.tensors import Outputs
 from fovea.kernels.sm100 import tmem
-from fovea.kernels.sm100.forward.arguments import Outputs, SharedTiles
+from fovea.kernels.sm100.forward.arguments import SharedTiles
 from fovea.kernels.sm100.forward.streams import numbers_place
 from fovea.kernels.sm100.signals import tell_products
-from fovea.kernels.sm100.umma import element_type
 from fovea.plan.combine import REFERENCE, ROW_MAX, ROW_SUM
 from fovea.plan.roles import WARPGROUP_THREADS
 from fovea.plan.sm100_tiles import CHUNK_COLUMNS, STREAM_ROWS

@@ -6,7 +6,8 @@ order of parts (`tile_loads.py`).
 
 from fovea.kernels.device.kv_walk import Walk
 from fovea.kernels.device.pages import Boxes, PagedOperand, Pages, paged_operand
-from fovea.kernels.sm100.forward.arguments import SharedTiles, TmaLoads
+from fovea.kernels.portable.tensors import TmaLoads
+from fovea.kernels.sm100.forward.arguments import SharedTiles
 from fovea.plan.sm100 import ForwardPlan
 
 

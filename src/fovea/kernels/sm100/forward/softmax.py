@@ -22,9 +22,10 @@ from fovea.kernels.device.score import Scalars, TileKind, exponent_scale
 from fovea.kernels.device.softmax import finite_reference, larger
 from fovea.kernels.device.values import is_in_all_lanes, select
 from fovea.kernels.device.work import STOP, Work, receive, release_work
+from fovea.kernels.portable.tensors import Outputs
 from fovea.kernels.sm100 import tmem
 from fovea.kernels.sm100.exp2 import Pair, both
-from fovea.kernels.sm100.forward.arguments import Outputs, Problem, SharedTiles
+from fovea.kernels.sm100.forward.arguments import Problem, SharedTiles
 from fovea.kernels.sm100.forward.rows import (
     Exponents,
     RowState,

@@ -16,7 +16,8 @@ from fovea.kernels.device.kv_walk import Walk, kv_tile
 from fovea.kernels.device.pages import PagedOperand, fill_from_pages
 from fovea.kernels.device.pipeline import Ring, expect_bytes, stage_of, wait_empty
 from fovea.kernels.device.sequences import bounded
-from fovea.kernels.sm100.forward.arguments import Problem, SharedTiles, TmaLoads
+from fovea.kernels.portable.tensors import TmaLoads
+from fovea.kernels.sm100.forward.arguments import Problem, SharedTiles
 from fovea.kernels.sm100.forward.page_loads import k_boxes, paged_operands, v_boxes
 from fovea.kernels.sm100.forward.streams import rows_of
 from fovea.plan.sm100_tiles import STREAM_ROWS, STREAMS

@@ -1,8 +1,8 @@
 """Bundles that the roles of the forward kernel share.
 
-Lives here: the run-time arguments of a problem, the TMA views and the shared-memory tiles, each as
-one value. Not here: anything that computes. Invariant: a bundle holds DSL values only; compile-time
-facts are in the plan.
+Lives here: the run-time arguments of a problem and the shared-memory tiles, each as one value. Not
+here: the tensors of a call (`portable/tensors.py`). Invariant: a bundle holds DSL values only;
+compile-time facts are in the plan.
 """
 
 from typing import NamedTuple
@@ -42,37 +42,6 @@ class Problem(NamedTuple):
     packing: Packing | None
     sequences: SequenceTable | None  # of a packed batch; the band is then what they share
     pages: Pages | None
-
-
-class TmaLoads(NamedTuple):
-    """TMA atoms and coordinate tensors: Q and K (seqlen, head_dim, head, batch), V transposed.
-
-    Q is None where rows are packed. Packed sequences have `sequences.shifting_view`s, and
-    a paged cache has `pages.paged_view`s.
-    """
-
-    atom_q: cute.CopyAtom | None
-    mQ: cute.Tensor | None
-    atom_k: cute.CopyAtom
-    mK: cute.Tensor
-    atom_v: cute.CopyAtom
-    mV: cute.Tensor
-
-
-class Outputs(NamedTuple):
-    """Where results go: O through TMA, lse and max_score (batch, heads, seqlen_q) directly.
-
-    Of packed sequences they are (total, heads, head_dim_v) and (heads, total).
-    `mO_rows` is O as the caller passed it, for the single rows that a redo writes; packed rows are
-    all written so, and have no TMA.
-    """
-
-    atom_o: cute.CopyAtom | None
-    mO: cute.Tensor | None
-    mO_rows: cute.Tensor
-    mLSE: cute.Tensor
-    mMaxScore: cute.Tensor | None
-    mSink: cute.Tensor | None
 
 
 class SharedTiles(NamedTuple):

@@ -22,8 +22,9 @@ from fovea.kernels.device.scheduler import split_of
 from fovea.kernels.device.score import Scalars, TileKind, make_score_context, with_key_ranges
 from fovea.kernels.device.values import is_in_all_lanes
 from fovea.kernels.device.work import PAUSE, STOP, Work, receive, release_work, span_of
+from fovea.kernels.portable.tensors import Outputs
 from fovea.kernels.sm90.forward import epilogue, packed, rows
-from fovea.kernels.sm90.forward.arguments import Outputs, Problem, SharedTiles
+from fovea.kernels.sm90.forward.arguments import Problem, SharedTiles
 from fovea.kernels.sm90.forward.products import Products, issue_scores, make_products
 from fovea.kernels.sm90.forward.rows import RowState, make_state
 from fovea.kernels.sm90.forward.steps import (

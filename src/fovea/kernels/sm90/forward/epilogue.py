@@ -11,6 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync, warp
 
+from fovea.kernels.device.element_type import element_type
 from fovea.kernels.device.kv_walk import Walk
 from fovea.kernels.device.masking import Band
 from fovea.kernels.device.score import Scalars
@@ -26,9 +27,9 @@ from fovea.kernels.device.softmax import (
     scale_row,
 )
 from fovea.kernels.device.values import select
-from fovea.kernels.sm90.forward.arguments import Outputs, SharedTiles
+from fovea.kernels.portable.tensors import Outputs
+from fovea.kernels.sm90.forward.arguments import SharedTiles
 from fovea.kernels.sm90.forward.redo import judge
-from fovea.kernels.sm90.wgmma import element_type
 from fovea.plan.roles import WARPGROUP_THREADS
 from fovea.plan.sm90_tiles import WARPGROUP_ROWS, WARPS_PER_WARPGROUP
 

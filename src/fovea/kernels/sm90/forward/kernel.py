@@ -14,6 +14,7 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
 from fovea.kernels.device.cluster import Mailbox, init_mailbox, sync_cluster
+from fovea.kernels.device.element_type import element_type
 from fovea.kernels.device.key_ranges import KeyRangeTensors
 from fovea.kernels.device.kv_walk import BlockListTensors
 from fovea.kernels.device.masking import Band
@@ -27,15 +28,10 @@ from fovea.kernels.device.views import as_batch, copy_view
 from fovea.kernels.device.work import SPAN_WORDS, WorkRing, clear, work_words
 from fovea.kernels.portable.combine import CombineKernel, Merged, Partials
 from fovea.kernels.portable.sequence_table import SequenceTableKernel, packed_batch
+from fovea.kernels.portable.tensors import Outputs, TmaLoads
 from fovea.kernels.sm90.forward import compute, load
-from fovea.kernels.sm90.forward.arguments import (
-    Outputs,
-    Packing,
-    Problem,
-    SharedTiles,
-    TmaLoads,
-)
-from fovea.kernels.sm90.wgmma import element_type, row_major_layout, transposed_layout
+from fovea.kernels.sm90.forward.arguments import Packing, Problem, SharedTiles
+from fovea.kernels.sm90.wgmma import row_major_layout, transposed_layout
 from fovea.plan.roles import WARP_SIZE
 from fovea.plan.sequences import SEQUENCE_WORDS
 from fovea.plan.sm90 import WORK_STAGES, WORK_WORDS_LIMIT, ForwardPlan

@@ -24,7 +24,8 @@ from fovea.kernels.device.work import (
     draw_tile,
     from_first_lane,
 )
-from fovea.kernels.sm90.forward.arguments import Problem, SharedTiles, TmaLoads
+from fovea.kernels.portable.tensors import TmaLoads
+from fovea.kernels.sm90.forward.arguments import Problem, SharedTiles
 from fovea.kernels.sm90.forward.tile_loads import Part, finish_tile, load_tile
 
 

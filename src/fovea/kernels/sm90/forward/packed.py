@@ -10,6 +10,7 @@ one with several leaves every part's sums, those of parts that saw nothing too.
 import cutlass
 import cutlass.cute as cute
 
+from fovea.kernels.device.element_type import element_type
 from fovea.kernels.device.kv_walk import Walk
 from fovea.kernels.device.packing import Row, packed_row
 from fovea.kernels.device.score import Scalars
@@ -23,9 +24,9 @@ from fovea.kernels.device.softmax import (
 )
 from fovea.kernels.device.values import select
 from fovea.kernels.portable.combine import Partials
-from fovea.kernels.sm90.forward.arguments import Outputs, Packing, SharedTiles
+from fovea.kernels.portable.tensors import Outputs
+from fovea.kernels.sm90.forward.arguments import Packing, SharedTiles
 from fovea.kernels.sm90.forward.epilogue import Finish, normalise_row, warpgroup_barrier
-from fovea.kernels.sm90.wgmma import element_type
 from fovea.plan.combine import IDLE_SUM, REFERENCE, ROW_MAX, ROW_SUM
 from fovea.plan.roles import WARPGROUP_THREADS
 from fovea.plan.sm90_tiles import WARPGROUP_ROWS

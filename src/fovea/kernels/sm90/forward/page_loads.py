@@ -8,7 +8,8 @@ import cutlass
 
 from fovea.kernels.device.kv_walk import Walk
 from fovea.kernels.device.pages import Boxes, PagedOperand, Pages, paged_operand
-from fovea.kernels.sm90.forward.arguments import SharedTiles, TmaLoads
+from fovea.kernels.portable.tensors import TmaLoads
+from fovea.kernels.sm90.forward.arguments import SharedTiles
 from fovea.plan.sm90 import ForwardPlan
 
 

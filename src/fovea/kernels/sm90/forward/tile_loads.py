@@ -18,7 +18,8 @@ from fovea.kernels.device.pages import PagedOperand, fill_from_pages
 from fovea.kernels.device.pipeline import Ring, expect_bytes, stage_of, wait_empty
 from fovea.kernels.device.sequences import bounded
 from fovea.kernels.device.shared_walk import Takers, Union, takers
-from fovea.kernels.sm90.forward.arguments import Problem, SharedTiles, TmaLoads
+from fovea.kernels.portable.tensors import TmaLoads
+from fovea.kernels.sm90.forward.arguments import Problem, SharedTiles
 from fovea.kernels.sm90.forward.page_loads import k_boxes, paged_operands, v_boxes
 
 
