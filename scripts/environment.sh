@@ -52,13 +52,13 @@ sys.exit(importlib.metadata.version('torch').split('+')[0] != '${pin#torch==}')"
         return
     fi
     if ! has_gpu && default_torch_is_cuda_build; then
-        say "installing $pin, the CPU build (no GPU here) from $TORCH_CPU_INDEX"
+        say "installing $pin, the CPU build (no GPU here) from $TORCH_CPU_INDEX: minutes, without a word"
         if "$VENV/bin/python" -m pip install --quiet --index-url "$TORCH_CPU_INDEX" "$pin"; then
             return
         fi
         say "that index did not answer; taking the default build of torch, which is large"
     else
-        say "installing $pin"
+        say "installing $pin: minutes, without a word"
     fi
     "$VENV/bin/python" -m pip install --quiet -r "$ROOT/scripts/requirements-torch.txt"
 }
@@ -76,7 +76,7 @@ prepare_environment() {
                 fail "'$python -m venv' failed; on Debian and Ubuntu: apt-get install python3-venv"
         fi
         install_torch
-        say "installing the pinned requirements of '$group' and fovea itself (editable)"
+        say "installing the pinned requirements of '$group' and fovea itself (editable): minutes, without a word"
         "$VENV/bin/python" -m pip install --quiet -r "$ROOT/scripts/requirements-$group.txt"
         "$VENV/bin/python" -m pip install --quiet --no-deps --no-build-isolation -e "$ROOT"
         printf '%s' "$wanted" >"$stamp"
