@@ -476,10 +476,15 @@ def test_kernel_fault_reaches_the_caller_of_the_launcher(ffi_object):
         load_launcher(ffi_object, beyond)(array, 1.0)
 
 
+def test_launcher_shows_its_kernels(ffi_object):
+    call = load_launcher(ffi_object, SCALE_PTX)
+    assert repr(call) == f"<Launcher {call.name} by tvm-ffi: kernels scale>"
+
+
 def test_read_only_array_cannot_be_written_by_a_kernel(ffi_object):
     array = np.ones(16, np.float32)
     array.flags.writeable = False
-    with pytest.raises(OutOfBounds, match="read-only"):
+    with pytest.raises(OutOfBounds, match="a read-only array: it is not writeable"):
         load_launcher(ffi_object, SCALE_PTX)(array, 2.0)
     assert (array == 1).all()
 

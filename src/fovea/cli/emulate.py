@@ -81,7 +81,7 @@ def run(
     """
     # Here, so that the other commands run without numpy.
     from fovea.cli.emulation import emulate
-    from fovea.emulator import EmulatorError
+    from fovea.emulator import Fault, PtxError
 
     _check_trace(trace)
     mods = (score_mod, mask_mod)
@@ -104,7 +104,7 @@ def run(
         try:
             with status:
                 done = emulate(problem, kernel.arch, seed=seed, trace=None if seed else trace)
-        except EmulatorError as fault:
+        except (Fault, PtxError) as fault:
             console.print(table)
             console.print(f"[bold]seed {seed}: {type(fault).__name__}[/]")
             console.print(str(fault), markup=False)

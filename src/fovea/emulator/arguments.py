@@ -7,13 +7,14 @@ out.
 
 import operator
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from fovea.emulator.errors import LaunchError
 from fovea.errors import invalid
 
 _LONGEST = 60
+_MOST_NAMES = 8
 _PATH = re.compile(r"[/\\]|\.\w{1,5}$")
 
 
@@ -27,6 +28,12 @@ def shown(value: object) -> str:
     except Exception:  # a class's own `__repr__` must not hide the error
         text = f"<{type(value).__name__}>"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as a text, the first few of many."""
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "") or "none"
 
 
 def wrong(argument: str, value: object, allowed: str, remedy: str) -> LaunchError:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from fovea.emulator.arguments import check_kind, check_text
+from fovea.emulator.arguments import check_kind, check_text, listed
 from fovea.emulator.errors import LauncherError
 from fovea.emulator.host_arguments import (
     DeviceArray,
@@ -223,6 +223,11 @@ class Launcher:
         self._object = HostObject(object_bytes, imports, frozenset([self.name, *setup]))
         self._setup_names = setup
         self._is_set_up = False
+
+    def __repr__(self) -> str:
+        """Return the name, the interface and the kernels."""
+        kernels = listed([*self._parameter_sizes])
+        return f"<Launcher {self.name} by {self.interface}: kernels {kernels}>"
 
     def __call__(
         self,

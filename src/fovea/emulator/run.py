@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from fovea.emulator.arguments import check_kind, check_text, wrong
+from fovea.emulator.arguments import check_kind, check_text, listed, wrong
 from fovea.emulator.errors import LaunchError
 from fovea.emulator.isa.instruction import Array
 from fovea.emulator.junk import run_past_junk
@@ -90,6 +90,17 @@ class Module:
 
     def __init__(self, text: str):
         self._layout = Layout.of(text)
+
+    def __repr__(self) -> str:
+        """Return target, kernels with their parameters, and variables."""
+        functions = self._layout.tree.functions
+        kernels = [
+            f"{name}({', '.join(f'.{p.type} {p.name}' for p in functions[name].parameters)})"
+            for name in self.kernels
+        ]
+        text = f"Module for {self.target}: kernels {listed(kernels)}"
+        names = [*self._layout.global_arrays]
+        return f"<{text}; variables {listed(names)}>" if names else f"<{text}>"
 
     @property
     def target(self) -> str:

@@ -237,7 +237,7 @@ def test_reduction_the_engine_lacks_is_refused(form):
 def test_read_only_memory_cannot_be_stored_to():
     out = np.zeros(64, np.uint32)
     out.flags.writeable = False
-    with pytest.raises(OutOfBounds, match="read-only"):
+    with pytest.raises(OutOfBounds, match="a read-only array: it is not writeable"):
         run(kernel(LOAD + STORE), out, np.arange(64, dtype=np.uint32))
 
 

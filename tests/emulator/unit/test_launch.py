@@ -1,10 +1,14 @@
 """Loading and launching: bad PTX and bad launches are errors at the right place."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from fovea import emulator
 from fovea.emulator import LaunchError, Options
+from fovea.emulator.ptx.module import TARGETS
 
 HEAD = ".version 8.7\n.target sm_90a\n.address_size 64\n"
 COPY = (
@@ -243,3 +247,47 @@ def test_counters_sum_bytes_by_state_space() -> None:
     assert result.counters["shared_store_bytes"] == 32 * 16
     assert result.counters["shared_load_bytes"] == 32 * 16 + 4 * 128
     assert result.counters_by_warp[(0, 0, 0), 0]["instructions.memory"] == 3
+
+
+# --- targets --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_target_of_the_page_is_accepted(target: str) -> None:
+    data = np.arange(8, dtype=np.float32)
+    out = np.zeros(8, np.float32)
+    module = emulator.load_ptx(COPY.replace("sm_90a", target))
+    module.launch("copy", 1, 8, args=[data, out, 2.0])
+    np.testing.assert_array_equal(out, 2 * data)
+    page = (Path(__file__).parents[3] / "docs" / "emulator.md").read_text()
+    section = page.partition("## Targets")[2].partition("## ")[0]
+    assert set(re.findall(r"sm_\d+[af]?", section)) == set(TARGETS)
+
+
+@pytest.mark.parametrize("target", ["sm_70", "sm_75", "sm_121", "sm_90b", "compute_90"])
+def test_other_targets_are_refused(target: str) -> None:
+    with pytest.raises(emulator.PtxError, match=rf"{target} is not known .*sm_120a"):
+        emulator.load_ptx(COPY.replace("sm_90a", target))
+
+
+@pytest.mark.parametrize(
+    ("target", "body"),
+    [
+        ("sm_120a", "tcgen05.wait::ld.sync.aligned;"),
+        ("sm_120a", "wgmma.fence.sync.aligned;"),
+        ("sm_110a", "wgmma.fence.sync.aligned;"),
+        ("sm_100a", "wgmma.fence.sync.aligned;"),
+        ("sm_90a", "tcgen05.wait::ld.sync.aligned;"),
+        ("sm_100", "tcgen05.wait::ld.sync.aligned;"),
+        (
+            "sm_120",
+            ".reg .b32 %a<6>; .reg .f32 %d<4>;\nmma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32"
+            ".e4m3.e4m3.f32 {%d0, %d1, %d2, %d3}, {%a0, %a1, %a2, %a3}, {%a4, %a5}, "
+            "{%d0, %d1, %d2, %d3};",
+        ),
+    ],
+)
+def test_form_that_a_target_lacks_is_refused_there(target: str, body: str) -> None:
+    text = f"{HEAD.replace('sm_90a', target)}.entry k()\n{{\n{body}\nret;\n}}\n"
+    with pytest.raises(emulator.UnsupportedForm):
+        emulator.load_ptx(text).launch("k", 1, 32)

@@ -191,3 +191,70 @@ def test_wrong_move_is_an_error_with_its_line(statement: str, message: str) -> N
         run(statement)
     assert info.value.line == 7
     assert "1:" not in str(info.value)
+
+
+# --- a `;` that is missing ------------------------------------------------------------------------
+
+_UNENDED = [
+    ("ret", "ret", "}"),
+    (".reg .b32 %a;\nmov.u32 %a, 1", "1", "ret"),
+    ("exit", "exit", "ret"),
+    ("bar.sync 0", "0", "L"),
+    (".reg .b32 %a", "%a", ".reg"),
+    (".reg .b32 %a", "%a", "add.u32"),
+    (".reg .b32 %a;\nmov.u32 %a, 1", "1", "{"),
+    (".reg .b32 %a<4>; .reg .b64 %b;\nmov.b64 {%a0, %a1}, %b", "%b", "ret"),
+    (".reg .b32 %a;\nld.global.u32 %a, [0]", "]", "ret"),
+    (".reg .b32 %a; .reg .pred %p;\nmov.u32 %a, 1", "1", "@"),
+    ('.pragma "nounroll"', '"nounroll"', "ret"),
+    (".shared .b32 g[2]", "]", "ret"),
+    (".param .b32 q;\ncall.uni (q), f, (q)", ")", "ret"),
+    ("T: .branchtargets A, B", "B", "A"),
+    ("membar.gl", "membar.gl", "add.u32"),
+    ("ret", "ret", "the end of the text"),
+]
+_NEXT = {"L": "L: ret;", ".reg": ".reg .b32 %c;", "@": "@%p ret;", "A": "A: ret;", "{": "{ ret; }",
+         "add.u32": "add.u32 %a, 1, 2;", "ret": "ret;", "}": ""}  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "last", "following"), _UNENDED)
+def test_missing_semicolon_is_reported_where_it_is_missing(body, last, following):
+    text = f"{HEAD}.visible .entry k()\n{{\n{body}\n"
+    line = text.count("\n")
+    if following in _NEXT:
+        text += f"{_NEXT[following]}\n}}\n"
+    with pytest.raises(emulator.PtxError) as info:
+        emulator.load_ptx(text)
+    assert info.value.line == line
+    assert f"expected ';' after {last!r}, got " in str(info.value)
+    assert following in str(info.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (".global .b32 g[2]\n.visible .entry k() { ret; }", 4),
+        (".extern .func f(.param .b32 a)\n.visible .entry k() { ret; }", 4),
+        ('.pragma "x"\n.visible .entry k() { ret; }', 4),
+        (".visible .entry k() { ret }", 4),
+    ],
+)
+def test_missing_semicolon_of_the_module_is_reported_where_it_is_missing(text, line):
+    with pytest.raises(emulator.PtxError, match="expected ';' after") as info:
+        emulator.load_ptx(HEAD + text)
+    assert info.value.line == line
+
+
+def test_statement_of_several_lines_keeps_its_own_error():
+    body = ".reg .b32 %a;\nadd.u32\n  %a,\n  1,\n  %b;"
+    with pytest.raises(emulator.PtxError, match="register %b is not declared") as info:
+        emulator.load_ptx(f"{HEAD}.visible .entry k()\n{{\n{body}\nret;\n}}\n")
+    assert info.value.line == 10
+    emulator.load_ptx(
+        f"{HEAD}.visible .entry k()\n{{\n.reg .b32 %a<3>;\nadd.u32\n  %a0,\n  1\n, 2;\nret;\n}}\n"
+    )
+
+
+def test_missing_comma_is_reported():
+    with pytest.raises(emulator.PtxError, match="expected ',' or ';' after '1', got '2'"):
+        emulator.load_ptx(f"{HEAD}.entry k() {{ .reg .b32 %a; add.u32 %a, 1 2; ret; }}")

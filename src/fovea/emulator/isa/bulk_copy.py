@@ -58,7 +58,7 @@ def _global_place(
             where,
         )
     if is_write and segment.is_read_only:
-        raise OutOfBounds(f"write to read-only {segment.name}", where)
+        raise OutOfBounds(segment.read_only_text, where)
     return segment, address - segment.base
 
 

@@ -149,13 +149,18 @@ def _whole_a(ins: Instruction, depth: int) -> Callable[[Any, Array], Array] | No
              source=_SOURCE, evidence="manual-only", kind="mma", shape="m16n8k4 m16n8k8",
              dtype="f32", atype="tf32", btype="tf32", ctype="f32")  # fmt: skip
 @instruction("mma.sync.aligned.shape.row.col.dtype.atype.btype.ctype d, a, b, c",
-             "mma.sync.aligned.shape.row.col.kind::f8f6f4.dtype.atype.btype.ctype d, a, b, c",
              source=_SOURCE, evidence="manual-only", kind="mma", shape="m16n8k16 m16n8k32",
+             targets="sm_89+", dtype="f16 f32", atype="e4m3 e5m2", btype="e4m3 e5m2",
+             ctype="f16 f32")  # fmt: skip
+@instruction("mma.sync.aligned.shape.row.col.kind::f8f6f4.dtype.atype.btype.ctype d, a, b, c",
+             source=_SOURCE, evidence="manual-only", kind="mma", shape="m16n8k16 m16n8k32",
+             targets="sm_100a,sm_100f,sm_101a,sm_103a,sm_103f,sm_110a,sm_120a",
              dtype="f16 f32", atype="e4m3 e5m2", btype="e4m3 e5m2", ctype="f16 f32")  # fmt: skip
 @_sparse("m16n8k16 m16n8k32", dtype="f16 f32", atype="f16", btype="f16", ctype="f16 f32")
 @_sparse("m16n8k16 m16n8k32", dtype="f32", atype="bf16", btype="bf16", ctype="f32")
 @_sparse("m16n8k8 m16n8k16", dtype="f32", atype="tf32", btype="tf32", ctype="f32")
-@_sparse("m16n8k64", dtype="f32", atype="e4m3 e5m2", btype="e4m3 e5m2", ctype="f32")
+@_sparse("m16n8k64", targets="sm_89+", dtype="f32", atype="e4m3 e5m2", btype="e4m3 e5m2",
+         ctype="f32")  # fmt: skip
 def mma_float(ins: Instruction) -> Decoded:
     """d = a * b + c in floats."""
     size, depth = _BYTES[ins["atype"]], int(ins["shape"].partition("k")[2])

@@ -311,11 +311,9 @@ def _write_box(copy: TileCopy, box: Array, reduction: str | None, operation: Ope
         new = reduce_elements(
             reduction, element, np.ascontiguousarray(copy.view), np.ascontiguousarray(new)
         )
-    if not copy.view.flags.writeable:
+    if copy.segment is not None and copy.segment.is_read_only:
         access = operation.access
-        raise OutOfBounds(
-            f"{operation.kind} into read-only memory", access.warp.where(access.instruction)
-        )
+        raise OutOfBounds(copy.segment.read_only_text, access.warp.where(access.instruction))
     access = operation.written or operation.access
     access.strength = 0 if reduction is None else GPU + 1  # atomic: two of them are no race
     copy.write_global(new.reshape(copy.view.shape), access)
@@ -417,8 +415,10 @@ def tensormap_replace(i: Instruction) -> Any:
                 segment, offset = place.cta.shared, place.offset
             else:
                 found = warp.machine.segment(warp, at)
-                if found is None or found[0].is_read_only:
-                    raise OutOfBounds("no writable memory at the tensor map's address", where)
+                if found is None:
+                    raise OutOfBounds("nothing lies at the tensor map's address", where)
+                if found[0].is_read_only:
+                    raise OutOfBounds(found[0].read_only_text, where)
                 segment, offset = found
             data = segment.read(offset, MAP_BYTES, access).tobytes()
             try:
@@ -452,9 +452,9 @@ def tensormap_cp_fenceproxy(i: Instruction) -> Any:
         )
         at = int(target(warp)[lane])
         found = warp.machine.segment(warp, at)
-        if found is None or found[0].is_read_only:
+        if found is None:
             raise OutOfBounds(
-                "no writable memory at the destination", warp.where(i, lane=lane, address=at)
+                "nothing lies at the destination", warp.where(i, lane=lane, address=at)
             )
         data = place.cta.shared.read(place.offset, MAP_BYTES, access)
         found[0].write(found[1], data, access)

@@ -18,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fovea.emulator.arguments import check_kind, wrong
+from fovea.emulator.arguments import check_kind, listed, wrong
 from fovea.emulator.errors import Fault, Misaligned, OutOfBounds, UninitialisedRead
 from fovea.emulator.global_races import GlobalShadow
 from fovea.emulator.memory_order import Places
@@ -131,8 +131,10 @@ class Segment:
             else ((offsets + self.base) & (width - 1)).any()
         ):
             raise self._misaligned(offsets, width, access)
-        if self.is_read_only or (self.low and len(offsets) and int(offsets.min()) < self.low):
-            raise self._out_of_bounds(offsets, width, access, "write to read-only or reserved")
+        if self.is_read_only:
+            raise self._read_only(offsets, access)
+        if self.low and len(offsets) and int(offsets.min()) < self.low:
+            raise self._out_of_bounds(offsets, width, access, "write")
         try:
             if not self.is_aligned:
                 index = offsets.astype(np.int64)[:, None] + np.arange(width)
@@ -180,6 +182,8 @@ class Segment:
         values = values.view(np.uint8).ravel()
         size = len(values)
         self.check_bounds(offset, size, access)
+        if self.is_read_only:
+            raise self._read_only(np.array([offset]), access)
         cells = slice(offset // 4, (offset + size + 3) // 4)
         place = slice(offset, offset + size)
         if isinstance(self.shadow, GlobalShadow):
@@ -324,6 +328,19 @@ class Segment:
             self._where(offsets, position, access),
         )
 
+    def _read_only(self, offsets: Array, access: Access) -> Fault:
+        return OutOfBounds(self.read_only_text, self._where(offsets, 0, access))
+
+    @property
+    def read_only_text(self) -> str:
+        """What to say of a write to it, if it is read-only."""
+        if self.space != "global":
+            return f"write to {self.name}, which a kernel can only read"
+        return (
+            f"write to {self.name}, a read-only array: it is not writeable; pass a writeable "
+            "array, such as array.copy(), or set array.flags.writeable = True"
+        )
+
     def _uninitialised(self, offsets: Array, width: int, access: Access) -> Fault:
         assert self.initialised is not None
         position = 0
@@ -366,6 +383,11 @@ class GlobalMemory:
         self._bases: list[int] = []
         self._segments: list[Segment] = []
         self.keep: list[Any] = []
+
+    def __repr__(self) -> str:
+        """Return the allocations, by address."""
+        parts = [f"{s.name} ({len(s.data)} bytes at {s.base:#x})" for s in self._segments]
+        return f"<GlobalMemory: {listed(parts)}>"
 
     def register(self, array: Array, name: str) -> int:
         """Make the bytes of a contiguous numpy array addressable; return its address.

@@ -32,7 +32,7 @@ class ConstantParser:
     def __init__(self, text: str):
         self._text = text
         self._tokens = tokenize(text)
-        self._at = 0
+        self._at: int = 0
 
     # --- tokens -----------------------------------------------------------------------------
 
@@ -72,10 +72,21 @@ class ConstantParser:
         return False
 
     def _expect(self, text: str) -> Token:
+        if text == ";" and self._token.text != text:
+            self._fail_unended(self._at)
         token = self._next()
         if token.text != text:
             self._fail(f"expected {text!r}, got {token.text or 'the end of the text'!r}", token)
         return token
+
+    def _fail_unended(self, at: int) -> NoReturn:
+        """Report that a `;` is missing before a token, at the line that it is missing in."""
+        token, before = self._tokens[at], self._tokens[at - 1]
+        is_same_line = token.line == before.line
+        wanted = "',' or ';'" if is_same_line and token.kind in ("word", "number") else "';'"
+        got = repr(token.text) if token.text else "the end of the text"
+        place = "" if is_same_line else f" of line {token.line}"
+        self._fail(f"expected {wanted} after {before.text!r}, got {got}{place}", before)
 
     def _fail(self, message: str, token: Token | None = None) -> NoReturn:
         raise PtxError(message, (token or self._token).line)

@@ -96,7 +96,10 @@ class Layout:
         """
         tree = parse(text)
         if tree.target not in TARGETS:
-            raise PtxError(f".target {tree.target} is not known (known: {', '.join(TARGETS)})")
+            raise PtxError(
+                f".target {tree.target} is not known (known: {', '.join(TARGETS)}); compile for "
+                "one of them"
+            )
         layout = cls(tree)
         layout._place_module_variables()
         return layout
@@ -126,6 +129,7 @@ class Layout:
         self.constants = np.zeros(offset, np.uint8)
         for start, variable in constants:
             self._initialise(self.constants[start : start + variable_bytes(variable)], variable)
+        self.constants.flags.writeable = False  # for generic stores, which may lead here
         for variable in self.tree.variables:
             if variable.space == "global":
                 self._initialise(self.global_arrays[variable.name], variable)

@@ -19,6 +19,8 @@ _PERFORMANCE = (".pragma",
                 ".explicitcluster", ".reqnctapercluster", ".maxclusterrank", ".blocksareclusters",
                 ".unique", ".abi_preserve", ".abi_preserve_control")  # fmt: skip
 _TEXT_LIMIT = 160
+_ALONE = frozenset(["ret", "exit", "trap", "brkpt"])  # instructions without operands
+_CLOSING = frozenset(["]", "}", ")"])
 _LABEL_LIMIT = 1 << 16  # far more than the targets of any switch
 
 
@@ -33,6 +35,21 @@ def parse(text: str) -> syntax.ModuleSyntax:
         return parser.module()
     except RecursionError:
         raise PtxError("the text is nested too deeply", parser.line) from None
+
+
+def _begins_statement(token: Token, *, is_first: bool) -> bool:
+    """Return whether a token that begins a line begins a statement, not an operand.
+
+    Args:
+        token: it.
+        is_first: it follows an opcode, whose operands may begin on a line of their own.
+    """
+    if token.kind in ("end", "directive") or token.text in ("@", "}"):
+        return True
+    if is_first:
+        is_opcode = token.text in _ALONE or ("." in token.text and token.text[0] not in "%$_")
+        return token.kind == "word" and is_opcode
+    return token.kind == "word" or token.text == "{"
 
 
 class _Parser(DeclarationParser):
@@ -71,8 +88,10 @@ class _Parser(DeclarationParser):
             elif text == ".section":
                 self._skip_section()
             elif text in (".pragma", ".alias"):
-                while not self._accept(";"):
+                self._next()
+                while self._token.kind in ("string", "word") or self._token.text == ",":
                     self._next()
+                self._expect(";")
             else:
                 self._top_declaration()
         if not self._module.version or not self._module.target:
@@ -139,8 +158,10 @@ class _Parser(DeclarationParser):
             if known is None:
                 self._module.functions[function.name] = function
         else:
-            if is_extern:
+            if is_extern and self._token.text == "{":
                 self._fail("an .extern function has no body")
+            if is_extern:
+                self._fail_unended(self._at)
             self._module.functions[function.name] = function
             self._expect("{")
             self._pending = []
@@ -195,10 +216,8 @@ class _Parser(DeclarationParser):
     def _pragma(self) -> None:
         """Parse `.pragma "...", ...;`: only `used_bytes_mask` says what an instruction does."""
         self._next()
-        while not self._accept(";"):
+        while self._token.kind == "string" or self._token.text == ",":
             token = self._next()
-            if token.kind == "end":
-                self._fail("unfinished .pragma", token)
             name, _, value = token.text.strip('"').strip().partition(" ")
             if token.kind != "string" or name != "used_bytes_mask":
                 continue
@@ -206,6 +225,7 @@ class _Parser(DeclarationParser):
                 self._used_bytes = int(value, 0)
             except ValueError:
                 self._fail(f"used_bytes_mask {value!r} is not a number such as 0xfff", token)
+        self._expect(";")
 
     def _label(self, scope: Scope) -> None:
         token = self._next()
@@ -253,18 +273,15 @@ class _Parser(DeclarationParser):
             if register is None or register.type != "pred":
                 self._fail(f"guard {token.text} is not a predicate register", token)
             guard = syntax.Guard(register, is_negated)
-        token = self._next()
+        opcode, token = self._at, self._next()
         if token.kind != "word":
             self._fail(f"expected an instruction, got {token.text!r}", token)
-        mnemonic = token.text.split(".")[0]
-        operands: list[syntax.Operand] = []
-        if mnemonic == "call":
-            operands = self._call_operands(scope)
-        elif self._token.text != ";":
-            operands.append(self._operand(scope))
-            while self._accept(","):
-                operands.append(self._operand(scope))
-        end = self._expect(";")
+        try:
+            operands = self._operands(scope, token.text.split(".")[0])
+            end = self._expect(";")
+        except PtxError:
+            self._check_ended(opcode)
+            raise
         text = " ".join(self._text[first.start : end.start].split())[:_TEXT_LIMIT]
         assert self._function is not None
         used, self._used_bytes = self._used_bytes, None
@@ -272,6 +289,35 @@ class _Parser(DeclarationParser):
             syntax.Statement(token.text, tuple(operands), guard, token.line, text, used)
         )
         self._pending.append(scope)
+
+    def _operands(self, scope: Scope, mnemonic: str) -> list[syntax.Operand]:
+        if mnemonic == "call":
+            return self._call_operands(scope)
+        if mnemonic in _ALONE or self._token.text == ";":
+            return []
+        if self._token.text in _ALONE and self._following == ";":
+            self._fail_unended(self._at)
+        operands = [self._operand(scope)]
+        while self._accept(","):
+            operands.append(self._operand(scope))
+        return operands
+
+    def _check_ended(self, opcode: int) -> None:
+        """Fail for want of a `;` if a statement that is wrong seems to run into the next one.
+
+        It does where a line ends in what may end a statement and the next begins with what begins
+        one, or where a `}` closes no vector.
+        """
+        depth = 0
+        for at in range(opcode + 1, self._at + 1):
+            before, token = self._tokens[at - 1], self._tokens[at]
+            is_first = at == opcode + 1
+            is_end = before.kind in ("word", "number") or before.text in _CLOSING
+            if token.text == "}" and not depth and is_end:
+                self._fail_unended(at)
+            if token.line > before.line and is_end and _begins_statement(token, is_first=is_first):
+                self._fail_unended(at)
+            depth += (token.text == "{") - (token.text == "}")
 
     def _call_operands(self, scope: Scope) -> list[syntax.Operand]:
         """Parse `(results), function, (arguments)`, each part but the function optional."""
@@ -285,7 +331,8 @@ class _Parser(DeclarationParser):
                 parts.append(syntax.Vector(tuple(items)))
             else:
                 parts.append(self._operand(scope))
-            self._accept(",")
+            if not self._accept(","):
+                break
         return parts
 
     # --- labels -----------------------------------------------------------------------------
