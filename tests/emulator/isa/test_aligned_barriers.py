@@ -89,3 +89,11 @@ def test_part_that_exits_after_the_other_has_arrived_is_counted(seed):
         "barrier.sync 0; barrier.sync 0; ret; A: exit;",
         seed,
     )
+
+
+@pytest.mark.parametrize("barrier", ["bar.sync %n", "barrier.sync %n", "barrier.sync 0, %n"])
+def test_barrier_operand_that_differs_between_lanes_is_reported(barrier):
+    body = ".reg .b32 %n; shr.u32 %n, %lane, 4; {0} shl.b32 %n, %n, 5; add.u32 %n, %n, 64; {1};"
+    with pytest.raises(IllegalOperand, match=r"operand [ab] is \d+ in the first .* in lane 16"):
+        _launch(body.format("", barrier))
+    _launch(body.format("mov.u32 %n, 0;", barrier.replace("sync %n", "sync 0")))

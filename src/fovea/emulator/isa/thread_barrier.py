@@ -5,6 +5,7 @@ memory (`barrier.py`). Invariant: an arrival releases the warp's clock, the end 
 the barrier's, unless `.relaxed`. Source: PTX ISA 9.7.13.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from fovea.emulator.isa.shuffle import exchange
 from fovea.emulator.machine.barrier import count_part
 from fovea.emulator.machine.meeting import meet_all
 from fovea.emulator.machine.warp import Wait
+from fovea.emulator.ptx import syntax
 from fovea.emulator.ptx.types import LANES
 
 # --- named barriers -------------------------------------------------------------------------------
@@ -37,12 +39,39 @@ def _check_together(ins: Instruction, w: Any, mask: Array) -> None:
     )
 
 
+def _common(ins: Instruction, name: str) -> Callable[[Any, Array], int]:
+    """Return `read(warp, mask) -> int`: the value of an operand in all active lanes.
+
+    The reader raises IllegalOperand if they differ: that would be arrivals at several barriers.
+    """
+    read = ins.uniform(name, "u32")
+    if not isinstance(ins.operands[name], syntax.Register):
+        return read
+    lanes = ins.read(name, "u32")
+
+    def checked(w: Any, mask: Array) -> int:
+        value = read(w, mask)
+        differs = mask & (lanes(w) != value)
+        if differs.any():
+            lane = int(differs.argmax())
+            raise IllegalOperand(
+                f"{ins.opcode}: operand {name} is {value} in the first active lane and "
+                f"{int(lanes(w)[lane])} in lane {lane}: an aligned barrier needs the same in all, "
+                "and the emulator models one barrier and one count for the lanes that execute "
+                "it together (let them branch apart)",
+                w.where(ins, lane=lane),
+            )
+        return value
+
+    return checked
+
+
 def _named(
     ins: Instruction, is_waiting: bool, value: Action | None = None, finish: Any = None
 ) -> Action:
     """Return the action of `bar.sync`, `bar.arrive` and `bar.red`."""
-    number = ins.uniform("a", "u32")
-    amount = ins.uniform("b", "u32") if "b" in ins.operands else None
+    number = _common(ins, "a")
+    amount = _common(ins, "b") if "b" in ins.operands else None
     # `bar` is `barrier` with `.aligned`.
     is_aligned = ins.opcode.startswith("bar.") or ".aligned" in ins.opcode
 
