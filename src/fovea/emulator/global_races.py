@@ -77,6 +77,34 @@ class GlobalShadow:
         self._races.instructions[access.instruction.index] = access.instruction
         self._readers.note(cells, access, byte_mask)
 
+    def on_constant_read(self, cells: Any, access: Access, byte_mask: Any = ALL_BYTES) -> None:
+        """Check a read that is for memory which the kernel does not write.
+
+        Raises:
+            RaceError: the kernel has written it, whatever orders the two.
+        """
+        if not self._is_written:
+            return
+        rows = self._rows[cells]
+        written = (rows[..., _CLUSTER] != 0) & (rows[..., _BYTES] & byte_mask != 0)
+        if not written.any():
+            return
+        position = int(np.argmax(written))
+        row = rows[position]
+        other = self._describe(
+            int(row[_INSTRUCTION]), int(row[_CLUSTER]), int(row[_AGENT]), access.warp.cta.cluster
+        )
+        rule = "the memory of ld.global.nc and ldu must be read-only while the kernel runs"
+        raise RaceError(
+            f"race: read by {access.describe()} of global memory last written by {other}; {rule}",
+            access.warp.where(
+                access.instruction, address=4 * _cell(cells, position), space="allocation offset"
+            ),
+            other,
+            rule,
+            other,
+        )
+
     def on_write(
         self,
         cells: Any,

@@ -30,6 +30,14 @@ _LATE = 0.125  # and the completion, unless something else told of it, might hav
 # --- where an mbarrier is -------------------------------------------------------------------------
 
 
+def wide_address(space: str) -> str:
+    """Return what to say of an address in a state space that has more than 32 bits."""
+    return (
+        f"the address is not one in .{space}: it has more than 32 bits, as generic and global "
+        "addresses do"
+    )
+
+
 def shared_place(ins: Instruction, w: Any, address: int, lane: int) -> tuple[Any, int]:
     """Return (CTA, offset) of a shared address given as 32-bit or generic.
 
@@ -37,6 +45,12 @@ def shared_place(ins: Instruction, w: Any, address: int, lane: int) -> tuple[Any
         IllegalOperand: the address is not in the shared memory of the cluster.
     """
     window = address >> WINDOW_SHIFT
+    if ins["space"] and address >> 32:
+        raise IllegalOperand(
+            f"{wide_address(ins['space'])}; convert it with cvta.to.{ins['space']}.u64, or leave "
+            f".{ins['space']} out",
+            w.where(ins, lane=lane, address=address),
+        )
     if window not in (0, SHARED_WINDOW >> WINDOW_SHIFT):
         raise IllegalOperand(
             "the address is not in shared memory", w.where(ins, lane=lane, address=address)
@@ -166,12 +180,11 @@ def _arrive(
     amount: Callable[[Any], Array] | None,
     transaction: Callable[[Any], Array] | None,
     is_drop: bool = False,
-    is_complete: bool = True,
 ) -> Action:
     """Return the action of the arrive family: expect-tx first, then the arrival."""
     address = ins.address("addr")
     write = ins.write("state", "u64") if "state" in ins.operands else None
-    is_relaxed = ins["sem"] == "relaxed"
+    is_relaxed, may_complete = ins["sem"] == "relaxed", not ins.has("noComplete")
 
     def run(w: Any, mask: Array) -> None:
         addresses = address(w)
@@ -185,9 +198,20 @@ def _arrive(
             if sizes is not None:
                 check_barrier(barrier.expect_tx(int(sizes[lane])), ins, w, lane)
             count = 1 if counts is None else int(counts[lane])
+            if not 1 <= count <= COUNT_LIMIT:
+                raise IllegalOperand(
+                    f"count={count} must lie in 1..{COUNT_LIMIT}", w.where(ins, lane=lane)
+                )
             if is_drop:
                 barrier.expected -= count
+            phase = barrier.phase
             check_barrier(barrier.arrive(count, access, is_relaxed), ins, w, lane)
+            if barrier.phase != phase and not may_complete:
+                raise IllegalOperand(
+                    f"this arrival completes phase {phase} of {barrier.name}, which .noComplete "
+                    "excludes; leave the qualifier out",
+                    w.where(ins, lane=lane),
+                )
         w.machine.notify()
         if write is not None:
             write(w, mask, states)

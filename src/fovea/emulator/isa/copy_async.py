@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from fovea.emulator.async_engine import GroupQueue, Operation
-from fovea.emulator.errors import Misaligned, OutOfBounds
+from fovea.emulator.errors import IllegalOperand, Misaligned, OutOfBounds
 from fovea.emulator.isa import instruction
-from fovea.emulator.isa.barrier import barrier_at, lanes_of
+from fovea.emulator.isa.barrier import barrier_at, lanes_of, wide_address
 from fovea.emulator.isa.instruction import ALL_LANES, Array, Decoded, Instruction, Read
 from fovea.emulator.machine.memory import RANK_SHIFT
 from fovea.emulator.machine.warp import Wait
@@ -125,7 +125,17 @@ def _check_places(
                 w.where(ins, lane=lanes_of(mask)[position], address=int(places[position])),
             )
     if (counts > size).any():
-        raise ins.error("src-size exceeds the copy's size")
+        position = int(np.argmax(counts > size))
+        raise IllegalOperand(
+            f"src-size={int(counts[position])} must lie in 0..{size}, the size of the copy",
+            w.where(ins, lane=lanes_of(mask)[position]),
+        )
+    if (targets >> np.uint64(32)).any():
+        position = int(np.argmax(targets >> np.uint64(32) != 0))
+        raise IllegalOperand(
+            f"{wide_address(ins['state'])}; convert it with cvta.to.shared.u64",
+            w.where(ins, lane=lanes_of(mask)[position], address=int(targets[position])),
+        )
 
 
 def _copy(
@@ -211,7 +221,7 @@ def cp_async_mbarrier_arrive(ins: Instruction) -> Decoded:
             for barrier in barriers:
                 problem = barrier.arrive(1, operation.access)
                 if problem:
-                    raise ins.error(problem)
+                    raise IllegalOperand(problem, w.where(ins))
             w.machine.notify()
 
         w.cta.cluster.engine.submit(

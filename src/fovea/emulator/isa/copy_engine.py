@@ -17,6 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from fovea.emulator.async_engine import Effect, Operation
 from fovea.emulator.errors import IllegalOperand, Misaligned, OutOfBounds, RaceError
+from fovea.emulator.isa.barrier import wide_address
 from fovea.emulator.isa.instruction import Array, Instruction
 from fovea.emulator.layout.descriptor import CHUNK_BYTES
 from fovea.emulator.layout.tensor_map import MAP_BYTES, TensorMap, decode_tensor_map
@@ -68,6 +69,10 @@ def shared_place(
     """
     cta = warp.cta.cluster.cta_of(address)
     where = warp.where(i, lane=lane, address=address, space="shared")
+    if address >> 32:
+        raise OutOfBounds(
+            f"{what}: {wide_address('shared')}; convert it with cvta.to.shared.u64", where
+        )
     if cta is None:
         raise OutOfBounds(
             f"{what} names CTA {address >> RANK_SHIFT} of a cluster of "

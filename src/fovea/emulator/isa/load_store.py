@@ -14,6 +14,7 @@ import numpy as np
 
 from fovea.emulator.errors import IllegalOperand, OutOfBounds
 from fovea.emulator.isa import instruction
+from fovea.emulator.isa.barrier import wide_address
 from fovea.emulator.isa.instruction import ALL_LANES, Array, Decoded, Instruction, merge
 from fovea.emulator.machine.memory import LOCAL_WINDOW, RANK_SHIFT, WINDOW_SHIFT, Segment
 from fovea.emulator.memory_order import SCOPES, Order, observe, publish
@@ -36,12 +37,43 @@ _ST = {**_LD, "cop": "wb cg cs wt", "space": f"global {_SHARED} local param para
 _BULK_LIMIT = 1 << 24  # bytes of one st.bulk
 _ORDERED = ("global", "shared")  # spaces whose memory threads share
 _OWN_SHARED = ("shared", "shared::cta")
+_NARROW_BITS = np.uint64(32)  # addresses in shared and local memory have no more (PTX ISA 6.4.1)
 
 Groups = list[tuple[Segment, Array, Array | None]]
 
 
-def segments_of(ins: Instruction, space: str) -> Callable[[Any, Array, Array], Groups]:
-    """Return a function from addresses of active lanes to (segment, offsets, lane positions)."""
+def segments_of(
+    ins: Instruction, space: str, name: str = ""
+) -> Callable[[Any, Array, Array], Groups]:
+    """Return a function from addresses of active lanes to (segment, offsets, lane positions).
+
+    Args:
+        ins: the instruction.
+        space: the state space of its address, "" of a generic one.
+        name: the operand, if a wide address is to be judged.
+    """
+    find = _segments_of(ins, space)
+    is_narrow = space.startswith("shared") or space == "local"
+    if not name or not is_narrow or size_bytes(ins.type_of(name) or "b32") < size_bytes("b64"):
+        return find
+
+    def checked(w: Any, addresses: Array, mask: Array) -> Groups:
+        wide = addresses >> _NARROW_BITS != 0
+        if wide.any():
+            position = int(np.argmax(wide))
+            lane = position if mask is ALL_LANES else int(np.flatnonzero(mask)[position])
+            where = w.where(ins, lane=lane, address=int(addresses[position]), space=space)
+            raise OutOfBounds(
+                f"{wide_address(space)}; convert it with cvta.to.{space}.u64, or leave .{space} "
+                "out",
+                where,
+            )
+        return find(w, addresses, mask)
+
+    return checked
+
+
+def _segments_of(ins: Instruction, space: str) -> Callable[[Any, Array, Array], Groups]:
     if space in _OWN_SHARED:
         shift = np.uint32(RANK_SHIFT)
 
@@ -212,7 +244,9 @@ def load_lanes(
     """Return `load(warp, mask) -> (count, 32)` unsigned values at a memory operand."""
     address = ins.address(name)
     used = _used_bytes(ins, item * count)
-    segments = segments_of(ins, space)
+    segments = segments_of(ins, space, name)
+    # PTX ISA 9.7.9.8-10: of both, the kernel may only read the memory
+    is_constant = ins.has("nc") or ins.entry.form.mnemonic == "ldu"
 
     def load(w: Any, mask: Array) -> Array:
         addresses = address(w)
@@ -232,6 +266,9 @@ def load_lanes(
             values = np.zeros((count, len(addresses)), f"u{item}")
             for segment, offsets, positions in groups:
                 values[:, positions] = segment.load(offsets, item, count, access, used)
+        if is_constant:
+            for segment, offsets, _ in groups:
+                segment.check_constant(offsets, item * count, access)
         return values if mask is ALL_LANES else _spread(values, mask)
 
     return load
@@ -242,7 +279,7 @@ def store_lanes(
 ) -> Callable[[Any, Array, Array], None]:
     """Return `store(warp, mask, (count, 32) values)` at a memory operand."""
     address = ins.address(name)
-    segments = segments_of(ins, space)
+    segments = segments_of(ins, space, name)
 
     def store(w: Any, mask: Array, values: Array) -> None:
         addresses = address(w)

@@ -67,6 +67,8 @@ def _store(i: Instruction, reduction: str | None) -> Any:
     count = int(i["vec"][1:] or 1) if reduction is None else 1
     if len(i.items("b")) != count:
         raise i.error(f"{len(i.items('b'))} values; the form stores {count}")
+    # a generic address has its window above; one in .shared::cluster has nothing there
+    low = -1 if i.has("shared::cluster") else 0xFFFFFFFF
     unsigned = f"b{8 * width}"
     target, barrier = i.address("a"), i.address("mbar")
     values = i.read_vector("b", unsigned)
@@ -79,12 +81,12 @@ def _store(i: Instruction, reduction: str | None) -> Any:
                 i,
                 warp,
                 lane,
-                int(targets[lane]) & 0xFFFFFFFF,
+                int(targets[lane]) & low,
                 alignment=width * count,
                 what="destination",
             )
             mbar = shared_place(
-                i, warp, lane, int(barriers[lane]) & 0xFFFFFFFF, alignment=8, what="mbarrier"
+                i, warp, lane, int(barriers[lane]) & low, alignment=8, what="mbarrier"
             )
             if to.cta is not mbar.cta:
                 raise IllegalOperand(

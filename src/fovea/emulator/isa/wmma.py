@@ -101,7 +101,7 @@ def wmma_load(ins: Instruction) -> Decoded:
     rows, columns = _matrix_of(ins)
     kind, count = ins["type"], len(ins.items("r"))
     _check_registers(ins, "r", rows * columns, kind)
-    places, segments = _places(ins, rows, columns), segments_of(ins, ins["space"])
+    places, segments = _places(ins, rows, columns), segments_of(ins, ins["space"], "p")
     write = ins.write_vector("r", _register_type(kind))
     size = _BYTES[kind]
 
@@ -127,7 +127,7 @@ def wmma_store(ins: Instruction) -> Decoded:
     rows, columns = _matrix_of(ins)
     kind = ins["type"]
     _check_registers(ins, "r", rows * columns, kind)
-    places, segments = _places(ins, rows, columns), segments_of(ins, ins["space"])
+    places, segments = _places(ins, rows, columns), segments_of(ins, ins["space"], "p")
     read = ins.read_vector("r", _register_type(kind))
     size = _BYTES[kind]
 

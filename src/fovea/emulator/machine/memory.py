@@ -159,6 +159,11 @@ class Segment:
                 "different values to one address; which of them stays is undefined"
             )
 
+    def check_constant(self, offsets: Array, width: int, access: Access) -> None:
+        """Raise RaceError if the kernel has written what is read as memory that nobody writes."""
+        if isinstance(self.shadow, GlobalShadow):
+            self._shadow_lanes(self.shadow.on_constant_read, offsets, width, access)
+
     # --- bulk: byte ranges and index arrays -------------------------------------------------
 
     def read(self, offset: int, size: int, access: Access) -> Array:
