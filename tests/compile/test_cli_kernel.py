@@ -34,7 +34,7 @@ def test_kernel_is_compiled_once_and_its_table_tells_its_record():
     table = resource_table(kernel)
     names, values = (list(column.cells) for column in table.columns)
     rows = dict(zip(names, values, strict=True))
-    assert rows["threads"].startswith(str(resources.threads))
+    assert rows["threads"] == f"at most {resources.threads} a block"
     assert rows["registers"].startswith(str(resources.registers))
     assert rows["stack and local"].startswith(str(local_bytes))
     if find_nvdisasm() is None:

@@ -29,7 +29,6 @@ QUICK = (
     "window sink",
     "everything",
     "packed causal idle rows",
-    "packed max_score",
     "packed pages of 24 causal",
     "packed no keys",
 )

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -22,9 +23,20 @@ HUGE = {
 }
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=("bf16", "fp16"))
-@pytest.mark.parametrize("name", HUGE)
+QUICK = (
+    ("scale 1e9", torch.bfloat16, "emulator:sm90"),
+    ("scale -1e9", torch.float16, "emulator:sm90"),
+    ("scale 1e9", torch.bfloat16, "emulator:sm100"),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "backend"),
+    [
+        pytest.param(*call, marks=[] if call in QUICK else [pytest.mark.slow])
+        for call in product(HUGE, (torch.bfloat16, torch.float16), BACKENDS)
+    ],
+)
 def test_rows_of_huge_scores_are_their_largest(name, dtype, backend):
     # Small integers, whose products are exact in float32: the largest score is one, or several.
     q, k, v = (x.mul(2).round() for x in dense_qkv(SHAPE, dtype=dtype))
@@ -39,7 +51,7 @@ def test_rows_of_huge_scores_are_their_largest(name, dtype, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("scale", [1e6, 1e7])
+@pytest.mark.parametrize("scale", [1e6, pytest.param(1e7, marks=pytest.mark.slow)])
 def test_scores_of_millions_keep_their_digits(scale, backend):
     """Scores that differ by a few units in the last place count both, in the right ratio."""
     q, k, v = dense_qkv(SHAPE, dtype=torch.bfloat16)

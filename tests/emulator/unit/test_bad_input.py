@@ -148,7 +148,7 @@ _JUNK = ["0", "-1", "0xffffffffffff", "%p", "{", "}", "[", "]", "@", "!", ".", "
 
 
 @settings(
-    max_examples=250, deadline=None, derandomize=True,
+    max_examples=150, deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )  # fmt: skip
 @given(
@@ -182,7 +182,7 @@ def test_mutated_text_never_raises_anything_but_a_located_error(
 _OPERANDS = [n for n, piece in enumerate(_PIECES) if re.match(r"%\w|v\.|\d+$|0x", piece)]
 
 
-@settings(max_examples=250, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(
     places=st.lists(st.sampled_from(_OPERANDS), min_size=2, max_size=4),
     seed=st.integers(0, 3),

@@ -54,7 +54,7 @@ def test_deterministic_second_orders_agree_in_every_bit():
         return torch.autograd.grad(sum(x.square().sum() for x in first), [q, k, v, table])
 
     once = run()
-    for _ in range(4):
+    for _ in range(2):
         for one, again in zip(once, run(), strict=True):
             assert torch.equal(one, again)
 
