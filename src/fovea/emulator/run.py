@@ -230,7 +230,8 @@ class Module:
         if total > limit:
             raise LaunchError(
                 f"shared_bytes={dynamic} and {kernel.static_bytes} static bytes exceed the "
-                f"{limit} bytes a CTA may have on {self.target}"
+                f"{limit} bytes a CTA may have on {self.target} (allowed: 0 to "
+                f"{max(limit - kernel.static_bytes, 0)}); take fewer"
             )
         return total
 
@@ -271,10 +272,19 @@ def _check_kernel_geometry(
 ) -> None:
     required = kernel.required_block
     if required and block != _three("reqntid", required):
-        raise LaunchError(f"block={block}, but kernel {kernel.name} has .reqntid {required}")
+        raise LaunchError(
+            f"block={block}, but kernel {kernel.name} has .reqntid {required}; pass "
+            f"block={_three('reqntid', required)}"
+        )
     limit = kernel.max_block
     if limit and math.prod(block) > math.prod(limit):
-        raise LaunchError(f"block={block} exceeds .maxntid {limit} of kernel {kernel.name}")
+        raise LaunchError(
+            f"block={block} exceeds .maxntid {limit} of kernel {kernel.name}; pass at most "
+            f"{math.prod(limit)} threads"
+        )
     wanted = kernel.required_cluster
     if wanted and cluster != _three("reqnctapercluster", wanted):
-        raise LaunchError(f"cluster={cluster}, but {kernel.name} has .reqnctapercluster {wanted}")
+        raise LaunchError(
+            f"cluster={cluster}, but {kernel.name} has .reqnctapercluster {wanted}; leave cluster "
+            "out"
+        )

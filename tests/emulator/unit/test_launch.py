@@ -108,6 +108,30 @@ def test_bad_launch_is_refused(change: dict, message: str) -> None:
         emulator.load_ptx(COPY).launch(**call)
 
 
+@pytest.mark.parametrize(
+    ("directive", "change", "remedy"),
+    [
+        ("", {"grid": 0}, "along x, y and z; choose"),
+        ("", {"block": (32, 32, 2)}, "2048 threads .*; launch more CTAs"),
+        ("", {"grid": 32, "cluster": (8, 4)}, "32 CTAs .*; choose a smaller"),
+        ("", {"grid": 3, "cluster": 2}, "not a multiple of .*; round it up"),
+        ("", {"shared_bytes": 1 << 20}, r"\(allowed: 0 to 232448\); take fewer"),
+        ("", {"kernel": "nope"}, r"\(it has: 'copy'\); name one"),
+        (".reqntid 64", {}, r"\.reqntid .*; pass block=\(64, 1, 1\)"),
+        (".maxntid 16", {}, r"\.maxntid .*; pass at most 16 threads"),
+        (".reqnctapercluster 4", {"grid": 2, "cluster": 2}, r"reqnctapercluster .*; leave"),
+    ],
+)
+def test_geometry_that_is_refused_comes_with_a_way_out(
+    directive: str, change: dict, remedy: str
+) -> None:
+    text = COPY.replace(", .param .f32 s)", f", .param .f32 s) {directive}")
+    data = np.zeros(32, np.float32)
+    call = {"kernel": "copy", "grid": 1, "block": 32, "args": [data, data, 1.0]} | change
+    with pytest.raises(LaunchError, match=remedy):
+        emulator.load_ptx(text).launch(**call)
+
+
 def test_required_block_is_enforced() -> None:
     text = COPY.replace(", .param .f32 s)", ", .param .f32 s) .reqntid 64, 1, 1")
     data = np.zeros(64, np.float32)

@@ -95,18 +95,21 @@ def test_word_that_the_kernel_has_written_is_no_constant(load: str, write: str) 
 
 
 def test_constants_of_another_cluster_are_judged_too() -> None:
-    body = "mov.u32 %v1, %ctaid.x; setp.eq.u32 %q, %v1, 0; @%q st.global.b32 [%a], 1;\n"
-    text = f"{HEAD}{body}@!%q ld.global.nc.b32 %v0, [%a];\nret;\n}}\n"
-    out = np.zeros(4, np.uint32)
-    found = 0
-    for seed in range(8):
-        options = emulator.Options(seed=seed, num_sms=1)
-        try:
-            emulator.load_ptx(text).launch("k", 2, 1, args=[out], options=options)
-        except emulator.RaceError:
-            found += 1
-        out[:] = 0
-    assert found == 8
+    first = "st.global.b32 [%a], 1; fence.acq_rel.gpu; red.release.gpu.global.add.u32 [%a+8], 1;"
+    then = "ld.acquire.gpu.global.b32 %v0, [%a+8];\n{} %v0, [%a];"
+    body = (
+        f"mov.u32 %v1, %ctaid.x; setp.eq.u32 %q, %v1, 0; @!%q bra L; {first} bra E;\nL: {then}\nE:"
+    )
+    for seed in range(4):
+        for load, is_constant in (("ld.global.b32", False), ("ld.global.nc.b32", True)):
+            module = emulator.load_ptx(f"{HEAD}{body.format(load)}\nret;\n}}\n")
+            call = {"grid": 2, "block": 1, "args": [np.zeros(4, np.uint32)]}
+            options = emulator.Options(seed=seed, num_sms=1)  # one cluster after the other
+            if not is_constant:
+                module.launch("k", options=options, **call)
+                continue
+            with pytest.raises(emulator.RaceError, match="read-only while the kernel runs"):
+                module.launch("k", options=options, **call)
 
 
 def test_bytes_beside_those_that_the_kernel_has_written_are_constants() -> None:

@@ -387,13 +387,23 @@ def check_geometry(grid: Dim, block: Dim, cluster: Dim) -> None:
         ("cluster", cluster, (16, 16, 16)),
     ):
         if any(not 1 <= size <= limit for size, limit in zip(dim, limits)):
-            raise LaunchError(f"{label}={dim} must lie in 1..{limits}")
+            raise LaunchError(
+                f"{label}={dim} must lie in 1..{limits} along x, y and z; choose other sizes"
+            )
     if math.prod(block) > 1024:
-        raise LaunchError(f"block={block} has {math.prod(block)} threads (at most 1024)")
+        raise LaunchError(
+            f"block={block} has {math.prod(block)} threads (at most 1024); launch more CTAs of "
+            "fewer threads"
+        )
     if math.prod(cluster) > 16:
-        raise LaunchError(f"cluster={cluster} has {math.prod(cluster)} CTAs (at most 16)")
+        raise LaunchError(
+            f"cluster={cluster} has {math.prod(cluster)} CTAs (at most 16); choose a smaller one"
+        )
     if any(g % c for g, c in zip(grid, cluster)):
-        raise LaunchError(f"grid={grid} is not a multiple of cluster={cluster}")
+        raise LaunchError(
+            f"grid={grid} is not a multiple of cluster={cluster} along each axis (it counts CTAs, "
+            "not clusters); round it up"
+        )
 
 
 __all__ = ["Clock", "Cluster", "Cta", "Machine", "check_geometry", "special_register"]

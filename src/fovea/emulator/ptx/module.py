@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fovea.emulator.arguments import check_kind
+from fovea.emulator.arguments import check_kind, listed
 from fovea.emulator.errors import LaunchError, PtxError, UnsupportedForm
 from fovea.emulator.isa.instruction import Array
 from fovea.emulator.machine.blocks import KernelProgram
@@ -165,7 +165,10 @@ class Layout:
             function = self.tree.functions.get(name)
             if function is None or not function.is_entry or not function.is_defined:
                 names = [f.name for f in self.tree.functions.values() if f.is_entry]
-                raise LaunchError(f"kernel={name!r} is not in the module (it has: {names})")
+                known = listed([repr(n) for n in names])
+                raise LaunchError(
+                    f"kernel={name!r} is not in the module (it has: {known}); name one of them"
+                )
             found = self._make_kernel(function, tensor_load_wait)
             self.kernels[name, tensor_load_wait] = found
         return found
