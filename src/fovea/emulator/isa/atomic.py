@@ -88,10 +88,8 @@ def _update(
     A conditional one that changes nothing writes nothing, so that nobody waits in vain for a loop
     around it to get anywhere.
     """
-    size = size_bytes(ptx_type)
-    count = len(ins.items("b")) if isinstance(ins.operands["b"], syntax.Vector) else 1
-    item, parts = (size, count)
-    space = state_space(ins, address)
+    item, space = size_bytes(ptx_type), state_space(ins, address)
+    parts = len(ins.items("b")) if isinstance(ins.operands["b"], syntax.Vector) else 1
     sem, scope = ins["sem"], SCOPES[ins["scope"] or "gpu"]
     takes, hands = sem in ("acquire", "acq_rel"), sem in ("release", "acq_rel")
     order = Order(scope, is_acquire=takes, is_release=hands, is_update=True)
