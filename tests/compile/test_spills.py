@@ -1,6 +1,6 @@
 """No shipped kernel keeps anything in local memory: no stack frame, no spilled register.
 
-Three variants run by default; `-m slow` compiles those of all benchmarks and all GPU cases, which
+Two variants run by default; `-m slow` compiles those of all benchmarks and all GPU cases, which
 takes minutes.
 """
 
@@ -29,7 +29,7 @@ from benchmarks import bench_decode, bench_forward_mods, prepare, shapes
 # The calls that differ in their kernel: one of each head dim.
 SHAPES = {str(shape): shape for shape in (*shapes.DENSE_SHAPES, *shapes.WIDE_SHAPES)}
 DECODE = {f"decode D{call.D}": call for call in bench_decode.CALLS}
-QUICK = ("B1 H16 S16384 D128 causal", "alibi", "decode D128")
+QUICK = ("B1 H16 S16384 D128 causal", "decode D128")
 
 
 def _names() -> Iterator[Any]:

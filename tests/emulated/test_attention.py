@@ -143,6 +143,7 @@ def test_unsupported_call_names_what_the_kernel_lacks() -> None:
         fovea.attention(q, k, v, backend=BACKEND)
 
 
+@pytest.mark.slow
 def test_numbers_beyond_a_small_integer_wrap_as_in_torch() -> None:
     def mask_mod(b: object, h: object, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
         byte, char = j.to(torch.uint8), (j * 5 + i).to(torch.int8)

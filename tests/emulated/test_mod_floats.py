@@ -161,7 +161,7 @@ MODS = {
     "mask of halves": {"mask_mod": lambda b, h, i, j: (i * 33).half() - (j * 33).half() > 1.5},
 }
 
-QUICK = (("sixteen bits", "sm90"), ("numbers", "sm90"), ("far quotients", "sm100"))
+QUICK = (("sixteen bits", "sm90"), ("numbers", "sm90"))
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def test_forward_gives_the_same_bits_under_20_schedules_in_time_and_memory(num_s
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20 < _GIGABYTES
 
 
-@pytest.mark.parametrize("causal", [None, "bottom_right"])
+@pytest.mark.parametrize("causal", [pytest.param(None, marks=pytest.mark.slow), "bottom_right"])
 @pytest.mark.parametrize("seeds", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_spare_q_goes_to_whoever_is_done_first(seeds: int, causal: str | None) -> None:
     """Two warpgroups and three buffers: each tile of a CTA finds them in another order."""

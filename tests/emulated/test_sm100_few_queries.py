@@ -76,7 +76,7 @@ def test_causal_rows_are_within_the_budget_for_every_number_of_parts(sizes, head
     check_forward(problem, run(problem, splits))
 
 
-@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("splits", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("head_dims", [(64, 64), pytest.param((256, 256), marks=pytest.mark.slow)])
 def test_sink_joins_once_and_maximum_is_exact(head_dims, splits):
     problem = problem_of(
