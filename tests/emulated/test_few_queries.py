@@ -46,7 +46,7 @@ def shape(seqlen_q: int, seqlen_kv: int, group: int, **changes) -> Shape:
     return Shape(seqlen_q=seqlen_q, seqlen_kv=seqlen_kv, **sizes)
 
 
-@pytest.mark.parametrize("splits", [1, 2, 3, 7])
+@pytest.mark.parametrize("splits", [1, 2, pytest.param(3, marks=pytest.mark.slow), 7])
 @pytest.mark.parametrize(
     ("seqlen_q", "seqlen_kv", "group"),
     [
@@ -106,7 +106,7 @@ def test_numbers_that_differ_widely_between_parts_are_merged():
     check_forward(problem, run(problem, 5))
 
 
-@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("splits", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_packed_sequences_of_different_lengths_are_within_the_budget(splits):
     """Idle rows among them, and a sequence without keys: the sink is not theirs to join."""
     lengths, used = [(5, 600), (1, 9), (0, 3), (7, 0), (2, 300)], [3, 1, 0, 5, 2]
@@ -136,7 +136,10 @@ def _first_run() -> ForwardResult:
     return run(problem_of(shape(5, 900, 8, batch=2), causal=True), 3)
 
 
-@pytest.mark.parametrize(("seed", "num_sms"), [(1, 3), (2, 1), (3, 132)])
+@pytest.mark.parametrize(
+    ("seed", "num_sms"),
+    [(1, 3), *(pytest.param(*p, marks=pytest.mark.slow) for p in ((2, 1), (3, 132)))],
+)
 def test_bits_depend_on_the_number_of_parts_alone(seed, num_sms):
     again = run(problem_of(shape(5, 900, 8, batch=2), causal=True), 3, seed, num_sms)
     assert torch.equal(again.out, _first_run().out)

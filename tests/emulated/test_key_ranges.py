@@ -75,7 +75,7 @@ def test_documents_are_within_the_budget(head_dim: int) -> None:
     _check(_problem(_shape(400, 400, head_dim), _documents(30, 170, 1, 199)))
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [pytest.param(64, marks=pytest.mark.slow), 128])
 def test_warpgroups_that_skip_more_than_the_ring_holds_go_on(head_dim: int) -> None:
     shape = _shape(600, 1500, head_dim, batch=1)
     _check(_problem(shape, _far(shape, 1400)))

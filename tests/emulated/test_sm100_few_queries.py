@@ -52,7 +52,9 @@ def run(problem: AttentionProblem, splits: int, seed: int = 0, num_sms: int = 2)
     )
 
 
-@pytest.mark.parametrize("splits", [1, 2, 3, 7])
+@pytest.mark.parametrize(
+    "splits", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3)), 7]
+)
 @pytest.mark.parametrize(
     ("sizes", "head_dims"),
     [
@@ -91,7 +93,7 @@ def test_sink_joins_once_and_maximum_is_exact(head_dims, splits):
     check_forward(problem, run(problem, splits))
 
 
-@pytest.mark.parametrize("splits", [1, 5])
+@pytest.mark.parametrize("splits", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_mods_see_the_head_of_each_row(splits):
     table = torch.linspace(-1, 1, 6)
     problem = problem_of(
@@ -128,7 +130,7 @@ def _first_run() -> ForwardResult:
 
 @pytest.mark.parametrize(
     ("seed", "num_sms"),
-    [(2, 3), *(pytest.param(*p, marks=pytest.mark.slow) for p in ((1, 1), (3, 132)))],
+    [pytest.param(*p, marks=pytest.mark.slow) for p in ((2, 3), (1, 1), (3, 132))],
 )
 def test_bits_depend_on_the_number_of_parts_alone(seed, num_sms):
     again = run(problem_of((5, 900, 8), batch=2, causal=True), 3, seed, num_sms)
