@@ -30,7 +30,6 @@ class CombinePlan:
     max_score: bool
     has_idle_rows: bool = False
     num_warps: int = 4
-    parts_at_once: int = MERGED_AT_ONCE // 4  # of a warp
 
     def __post_init__(self) -> None:
         """Check that lanes share a row evenly."""
@@ -40,6 +39,11 @@ class CombinePlan:
     def threads(self) -> int:
         """Threads of the CTA."""
         return self.num_warps * WARP_SIZE
+
+    @property
+    def parts_at_once(self) -> int:
+        """Parts of a row that a warp loads together."""
+        return MERGED_AT_ONCE // self.num_warps
 
     @property
     def columns_per_lane(self) -> int:
