@@ -20,7 +20,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Run = Callable[[int, int], ForwardResult]  # of a seed and a number of SMs
 
 
-def slow_unless(quick: Iterable[str], names: Iterable[str]) -> list[Any]:
+def slow_unless(quick: Iterable[Any], names: Iterable[Any]) -> list[Any]:
     """Return names as parameters, all slow but the quick ones."""
     slow, quick = pytest.mark.slow, tuple(quick)
     return [name if name in quick else pytest.param(name, marks=slow) for name in names]

@@ -219,6 +219,20 @@ CASES: tuple[Case | PackedCase, ...] = (
     _case("falling 300 causal d64", CAUSAL, transform=ramp(300.0, -300.0), **_D64),
     _case("rising 90", CAUSAL, transform=ramp(-45.0, 45.0)),
     _case("rising 300 fp16", transform=ramp(-300.0, 300.0), dtype=FP16),
+    *(
+        _case(f"{name} fp16", options, transform=ramp(-high, high), dtype=FP16, **sizes)
+        for name, options, high, sizes in (
+            ("falling 300", None, -300.0, {}),
+            ("falling 40 causal d64", CAUSAL, -20.0, _D64),
+            ("falling 40 causal d256", CAUSAL, -20.0, _D256),
+            ("falling 90 alibi causal", joined(CAUSAL, alibi), -45.0, {}),
+            ("falling 90 softcap", fixed(softcap=20.0), -45.0, _D64),
+            ("falling 90 ranges late", exact(late_rows), -45.0, {}),
+            ("falling 90 bits neighbours", exact(neighbours, 64), -45.0, {}),
+            ("falling 90 blocks causal", joined(random_blocks(128, 128), CAUSAL), -45.0, {}),
+        )
+    ),
+    _case("huge keys causal window fp16", CAUSAL_WINDOW, transform=huge_keys, dtype=FP16, **_D64),
     _case("huge keys", transform=huge_keys),
     _case("huge keys causal window", CAUSAL_WINDOW, transform=huge_keys, **_D64),
     _case("huge values", transform=huge_values),

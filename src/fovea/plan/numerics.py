@@ -38,7 +38,7 @@ EXP2_ARGUMENT_ERROR = 2.0**-25 * EXP2_SPAN * LN_2
 # kernel's tile: the tile of most sm_90a plans, and torch's default block of a BlockMask.
 REFERENCE_TILE_N = 128
 
-# The optimistic reference (bfloat16 kernels): a row is redone with the running maximum when its sum
+# The optimistic reference: a row is redone with the running maximum when its sum
 # of exponentials is not below this, or an element of its output is not finite. No single P can then
 # have come near the bfloat16 limit of 2^128. Nor may the sum be less than the second number, which
 # keeps the largest of 2^40 terms, and what is 2^-22 of it, above the least normal number 2^-126.
@@ -46,6 +46,9 @@ OPTIMISTIC_SUM_LIMIT = 2.0**100
 # The same where exponentials are done in software, whose highest is 2^EXP2_HIGHEST.
 SOFTWARE_SUM_LIMIT = 2.0**64
 OPTIMISTIC_SUM_LEAST = 2.0**-64
+# The same where P is float16: what a thread's sum of a tile must stay below, as no P can be greater
+# than it. float16 ends at 2^16.
+HALF_SUM_LIMIT = 2.0**15
 # What rounding leaves of a reference, up to half its last place, is in every exponent of its row.
 # From here on, in log2 units, that may be more than exp2 bears. Two scores that differ do so by as
 # much, so that but for the largest of such a row nothing counts.
@@ -70,8 +73,8 @@ TANH_RELATIVE_ERROR = 1.7594e-8  # largest there, in exact arithmetic
 TANH_LARGEST_SQUARE = 0.5
 
 # tanh(x) = x (1 + c1 y + ... + c4 y^4) for |x| <= CAP_LIMIT, y = (x / CAP_LIMIT)^2, by the same
-# script: what bfloat16 kernels make of a soft cap, without the two special functions that the whole
-# range takes. A row with a score beyond is redone. A limit of 1 would take a coefficient more.
+# script: what optimistic kernels make of a soft cap, without the two special functions of the whole
+# range. A row with a score beyond is redone. A limit of 1 would take a coefficient more.
 CAP_COEFFICIENTS = (
     -0.18747937679290771,
     0.0419815294444561,

@@ -262,10 +262,16 @@ class ForwardPlan:
 
         P and O in bfloat16 and fp32 have eight exponent bits, so the reference may lag by tens of
         powers of two before anything overflows; a row that does is redone with the running
-        maximum. float16 has five, and `max_score` needs the exact maximum. Few queries wait for
-        memory, not for the softmax, and parts of a row's keys would be redone one by one.
+        maximum. float16 has five, and raises it on the way (`settles_sums`). `max_score` needs the
+        exact maximum. Few queries wait for memory, not for the softmax, and parts of a row's keys
+        would be redone one by one.
         """
-        return self.dtype == "bfloat16" and not (self.features.max_score or self.packs_heads)
+        return not (self.features.max_score or self.packs_heads)
+
+    @property
+    def settles_sums(self) -> bool:
+        """True where a tile's sums say whether the reference of a row has to be raised."""
+        return self.is_optimistic and self.dtype == "float16"
 
     @property
     def caps_by_polynomial(self) -> bool:

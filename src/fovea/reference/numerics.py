@@ -31,7 +31,8 @@ class ReferenceRule(Enum):
 
     RUNNING: to the running maximum, with `RESCALE_THRESHOLD_LOG2` of delay.
     OPTIMISTIC: to the maximum of the row's first tile, and never again. Rows that came near
-        overflow or underflow are redone with RUNNING (bfloat16 kernels).
+        overflow or underflow are redone with RUNNING (bfloat16 kernels; those of float16 raise
+        the reference before P overflows).
     """
 
     RUNNING = "running"

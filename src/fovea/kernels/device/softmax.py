@@ -70,6 +70,11 @@ def finite_reference(maximum: cutlass.Float32) -> cutlass.Float32:
     return select(maximum == -cutlass.Float32.inf, cutlass.Float32(0.0), maximum)
 
 
+def huge_reference(plan) -> float:
+    """Return from where on, in log2 units, a reference's rounding is more than exponents bear."""
+    return HUGE_REFERENCE if plan.dtype == "bfloat16" else HALF_HUGE_REFERENCE
+
+
 def exact_exponents(
     plan, maximum: cutlass.Float32, scale_log2: cutlass.Float32, reference_log2: cutlass.Float32
 ) -> tuple[cutlass.Float32, cutlass.Float32]:
@@ -78,8 +83,7 @@ def exact_exponents(
     Of a huge reference the scale is cut to a power of two, with which products are exact: scores
     that differ are still so far apart that the smaller one vanishes.
     """
-    limit = HUGE_REFERENCE if plan.dtype == "bfloat16" else HALF_HUGE_REFERENCE
-    is_huge = cute.math.absf(reference_log2) >= limit
+    is_huge = cute.math.absf(reference_log2) >= huge_reference(plan)
     kept = select(is_huge, cutlass.Int32(_SIGN_AND_EXPONENT), cutlass.Int32(-1))
     scale = float_of(bits_of(scale_log2) & kept)
     return scale, maximum * scale

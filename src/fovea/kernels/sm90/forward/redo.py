@@ -20,13 +20,14 @@ from fovea.kernels.device.softmax import (
     ROWS_PER_THREAD,
     add_lanes,
     columns_per_thread,
+    huge_reference,
     register_idx,
     row_in_warpgroup,
 )
 from fovea.kernels.device.values import select
 from fovea.kernels.device.work import demand_redo
 from fovea.kernels.sm90.forward.arguments import SharedTiles
-from fovea.plan.numerics import HUGE_REFERENCE, OPTIMISTIC_SUM_LEAST, OPTIMISTIC_SUM_LIMIT
+from fovea.plan.numerics import OPTIMISTIC_SUM_LEAST, OPTIMISTIC_SUM_LIMIT
 from fovea.plan.roles import WARP_SIZE
 from fovea.plan.sm90_tiles import WARPGROUP_ROWS, WARPS_PER_WARPGROUP
 
@@ -48,7 +49,7 @@ def judge(
     fails = cutlass.Boolean(False)
     for row in cutlass.range_constexpr(ROWS_PER_THREAD):
         in_group = row_in_warpgroup(finish.thread, row)
-        is_bad = _is_bad(scalars, acc_o, state, row, finish.walk.visits > 1)
+        is_bad = _is_bad(plan, scalars, acc_o, state, row, finish.walk.visits > 1)
         # Rows past the end are never stored, so whatever became of them is right.
         is_bad = is_bad & (finish.first_row + in_group < band.seqlen_q)
         fails = fails | is_bad
@@ -62,7 +63,7 @@ def judge(
 
 
 def _is_bad(
-    scalars: Scalars, acc_o: cute.Tensor, state, row: int, is_long: cutlass.Boolean
+    plan, scalars: Scalars, acc_o: cute.Tensor, state, row: int, is_long: cutlass.Boolean
 ) -> cutlass.Boolean:
     """Return whether a row's sums came too near overflow or underflow.
 
@@ -83,5 +84,5 @@ def _is_bad(
     # A comparison with NaN is false, so its negation catches NaN too.
     fits = row_sum < OPTIMISTIC_SUM_LIMIT
     vanishes = row_sum < OPTIMISTIC_SUM_LEAST
-    is_huge = cute.math.absf(state.reference[row]) >= HUGE_REFERENCE
+    is_huge = cute.math.absf(state.reference[row]) >= huge_reference(plan)
     return (fits ^ cutlass.Boolean(True)) | ((vanishes | is_huge) & is_long)

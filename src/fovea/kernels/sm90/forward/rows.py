@@ -31,6 +31,7 @@ class RowState(NamedTuple):
     row_sum: cute.Tensor
     reference: cute.Tensor  # log2 units
     peak: cute.Tensor | None  # bits of the largest square of q.k below a small soft cap
+    tile_sum: cute.Tensor | None  # of the tile alone, where `settle.py` adds it
 
 
 def make_state(plan) -> RowState:
@@ -40,7 +41,8 @@ def make_state(plan) -> RowState:
         return cute.make_rmem_tensor(ROWS_PER_THREAD, dtype)
 
     peak = numbers(cutlass.Int32) if plan.caps_by_polynomial else None
-    return RowState(numbers(), numbers(), numbers(), peak)
+    tile_sum = numbers() if plan.settles_sums else None
+    return RowState(numbers(), numbers(), numbers(), peak, tile_sum)
 
 
 @cute.jit
@@ -96,7 +98,7 @@ def plain_softmax(
     """
     if plan.caps_by_polynomial:
         for row in range(ROWS_PER_THREAD):
-            state.row_sum[row] = state.row_sum[row] + powers_of_row(acc_s, row)
+            _keep_sum(state, row, powers_of_row(acc_s, row))
         return
     scale_log2 = exponent_scale(plan, scalars) if addends is None else scalars.scale_log2
     for row in range(ROWS_PER_THREAD):
@@ -104,5 +106,12 @@ def plain_softmax(
         if addends is not None:
             reference = reference - addends[row].base * LOG2_E
             slope = addends[row].step * LOG2_E
-        row_sum = exponentiate_row(acc_s, row, scale_log2, reference, slope)
-        state.row_sum[row] = state.row_sum[row] + row_sum
+        _keep_sum(state, row, exponentiate_row(acc_s, row, scale_log2, reference, slope))
+
+
+def _keep_sum(state: RowState, row: int, tile_sum: cutlass.Float32) -> None:
+    """Add a tile's sum to the row's, or leave it for `settle.py` to look at."""
+    if state.tile_sum is None:
+        state.row_sum[row] = state.row_sum[row] + tile_sum
+    else:
+        state.tile_sum[row] = tile_sum

@@ -21,6 +21,7 @@ from fovea.kernels.device.score import (
     SmallCap,
     TileKind,
     apply_score,
+    exponent_scale,
     prepare_tile,
     row_addends,
 )
@@ -33,6 +34,7 @@ from fovea.kernels.sm90.forward.rows import (
     online_softmax,
     plain_softmax,
 )
+from fovea.kernels.sm90.forward.settle import settle
 from fovea.kernels.sm90.forward.turnstile import pass_turn, wait_turn
 
 
@@ -102,7 +104,7 @@ def first_step(
     else:
         apply_score(plan, acc_s, context.score, mods, TileKind.MASKED)
     online_softmax(plan, context.products.acc_s, context.state, context.score.scalars)
-    if cutlass.const_expr(plan.is_optimistic):
+    if cutlass.const_expr(plan.is_optimistic and not plan.settles_sums):
         default_reference(context.state, is_redo)
     store_p(context.products)
 
@@ -148,6 +150,8 @@ def step(
     else:
         plain_softmax(plan, context.products.acc_s, context.state, context.score.scalars, addends)
         warpgroup.wait_group(0)
+        if cutlass.const_expr(plan.settles_sums):
+            settle(products, context.state, exponent_scale(plan, context.score.scalars))
     release(shared.v, use - 1, plan.v_edge)
     store_p(products)
 
