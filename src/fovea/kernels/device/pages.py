@@ -19,6 +19,7 @@ from cutlass.cute.nvgpu import cpasync
 from fovea.kernels.device.kv_walk import Walk
 from fovea.kernels.device.pipeline import Ring, expect_bytes, stage_of
 from fovea.kernels.device.sequences import LARGEST, ROWS, WRAP
+from fovea.kernels.device.values import from_lane
 from fovea.plan.pipeline import Edge
 from fovea.plan.roles import WARP_SIZE
 
@@ -144,8 +145,8 @@ def fill_from_pages(
             if nth % WARP_SIZE == 0:
                 first, end, page = _lane_place(boxes, operand, nth_keys, nth)
         lane = nth % WARP_SIZE
-        first_row = _from_lane(first, lane)
-        source = operand.mX[None, None, _from_lane(end, lane), _from_lane(page, lane)]
+        first_row = from_lane(first, lane)
+        source = operand.mX[None, None, from_lane(end, lane), from_lane(page, lane)]
         for block in cutlass.range_constexpr(boxes.columns // BOX_COLUMNS):
             column = nth_columns * (boxes.columns // BOX_COLUMNS) + block
             if cutlass.const_expr(boxes.is_transposed):
@@ -173,11 +174,6 @@ def _lane_place(
     """
     box = nth + cute.arch.lane_idx()
     return _place(operand, nth_keys * boxes.rows + box * boxes.box_rows)
-
-
-def _from_lane(value: cutlass.Int32, lane: cutlass.Int32) -> cutlass.Int32:
-    """Return a lane's number in every lane."""
-    return cute.arch.shuffle_sync(value, lane, mask_and_clamp=WARP_SIZE - 1)
 
 
 @cute.jit

@@ -1,7 +1,8 @@
 """Conditions: choice without a branch, and branches that whole warps take.
 
-Lives here: `select` and `is_in_all_lanes`. Not here: anything on fragments. Invariant: `select`'s
-result has the DSL type of both values (the DSL's own primitive returns an untyped value).
+Lives here: `select`, `is_in_all_lanes`, and a lane's value in all. Not here: anything on fragments.
+Invariant: `select`'s result has the DSL type of both values (the DSL's own primitive returns an
+untyped value).
 """
 
 from typing import TypeVar
@@ -10,12 +11,19 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cutlass_dsl import select_
 
+from fovea.plan.roles import WARP_SIZE
+
 Scalar = TypeVar("Scalar", bound=cutlass.Numeric)
 
 
 def select(condition: cutlass.Boolean, if_true: Scalar, if_false: Scalar) -> Scalar:
     """Return one of two values of the same type."""
     return type(if_false)(select_(condition, if_true, if_false))
+
+
+def from_lane(value: Scalar, lane: cutlass.Int32) -> Scalar:
+    """Return a lane's value in every lane of the warp."""
+    return cute.arch.shuffle_sync(value, lane, mask_and_clamp=WARP_SIZE - 1)
 
 
 def is_in_all_lanes(condition: cutlass.Boolean) -> cutlass.Boolean:

@@ -16,7 +16,6 @@ from fovea.kernels.device.masking import TileSpan
 from fovea.kernels.device.pipeline import Ring, phase_of, release, stage_of, wait_empty
 from fovea.kernels.device.sequences import Sequence
 from fovea.plan.pipeline import Edge
-from fovea.plan.roles import WARP_SIZE
 from fovea.plan.sequences import SEQUENCE_WORDS
 
 STOP = -1
@@ -186,8 +185,3 @@ def draw_tile(counter: cute.Tensor) -> cutlass.Int32:
             counter.iterator, cutlass.Int32(1), scope="gpu", sem="relaxed"
         )
     return number
-
-
-def from_first_lane(number: cutlass.Int32) -> cutlass.Int32:
-    """Return lane 0's number in every lane."""
-    return cute.arch.shuffle_sync(number, 0, mask_and_clamp=WARP_SIZE - 1)

@@ -16,13 +16,13 @@ from fovea.kernels.device.next_work import next_work, share_of, total_tiles
 from fovea.kernels.device.scheduler import decode_tile, split_of
 from fovea.kernels.device.sequences import Place, band_of_sequence, find_tile
 from fovea.kernels.device.shared_walk import unite
+from fovea.kernels.device.values import from_lane
 from fovea.kernels.device.work import (
     PAUSE,
     STOP,
     Work,
     announce,
     draw_tile,
-    from_first_lane,
 )
 from fovea.kernels.portable.tensors import TmaLoads
 from fovea.kernels.sm90.forward.arguments import Problem, SharedTiles
@@ -147,4 +147,4 @@ def _draw(
 
 def _drawn(plan, number: cutlass.Int32) -> cutlass.Int32:
     """Return what `_draw` gave, in every lane."""
-    return from_first_lane(number) if plan.is_dynamic else number
+    return from_lane(number, cutlass.Int32(0)) if plan.is_dynamic else number
