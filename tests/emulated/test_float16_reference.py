@@ -63,6 +63,7 @@ CURVES = {
     "past the limit by degrees": torch.linspace(90.0, -40.0, 600),
     "down": torch.linspace(-90.0, 90.0, 600),
     "beyond float32 at once": _one_key(150.0, 300),
+    "nearly beyond float32 at once": _one_key(127.5, 300),
     "one key first": _one_key(40.0, 599),
     "one key last": _one_key(17.0, 0),
     "below": torch.full((600,), -80.0),
@@ -83,7 +84,10 @@ def _stairs(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "height", slow_unless((-60.0, -20.0), (-300.0, -60.0, -20.0, 0.0, 14.0, 60.0, 300.0))
+    "height",
+    slow_unless(
+        (-60.0, -20.0, 125.5), (-300.0, -60.0, -20.0, 0.0, 14.0, 60.0, 100.0, 125.5, 300.0)
+    ),
 )
 def test_rows_that_see_nothing_in_their_first_tile_are_within_the_budget(height: float) -> None:
     lists = fovea.create_block_mask(_stairs, None, None, 70, 600, "cpu")

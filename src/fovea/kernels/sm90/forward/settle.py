@@ -18,7 +18,7 @@ from fovea.kernels.device.softmax import ROWS_PER_THREAD, larger, scale_row
 from fovea.kernels.device.values import select
 from fovea.kernels.sm90.forward.products import Products
 from fovea.kernels.sm90.forward.rows import RowState
-from fovea.plan.numerics import HALF_SUM_LIMIT, OPTIMISTIC_SUM_LEAST
+from fovea.plan.numerics import HALF_SUM_LIMIT, OPTIMISTIC_SUM_LEAST, OPTIMISTIC_SUM_LIMIT
 
 _EXPONENT_BIAS = 127
 _MANTISSA_BITS = 23
@@ -61,8 +61,10 @@ def _move(products: Products, state: RowState, row: int, scale_log2: cutlass.Flo
     factor = cute.math.exp2(old - new, fastmath=True)
     scale_row(products.acc_s, row, factor)
     scale_row(products.acc_o, row, factor)
-    # Beside such a sum others have vanished: infinity is what `redo.py` knows a row by.
+    # Beside so small a sum others have vanished, and so large a one would: its factor is no normal
+    # number. Infinity is what `redo.py` knows a row by.
     is_lost = is_unset & has_keys & (peak < OPTIMISTIC_SUM_LEAST)
+    is_lost = is_lost | ~(peak < OPTIMISTIC_SUM_LIMIT)
     tile_sum = state.tile_sum[row] * factor
     state.tile_sum[row] = select(is_lost, cutlass.Float32.inf, tile_sum)
     state.row_sum[row] = state.row_sum[row] * factor
