@@ -70,9 +70,7 @@ CURVES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", slow_unless(("past the limit by degrees", "one key first", "below"), CURVES)
-)
+@pytest.mark.parametrize("name", slow_unless(("past the limit by degrees",), CURVES))
 def test_scores_that_move_are_within_the_budget(name: str) -> None:
     problem = _problem(CURVES[name])
     check_forward(problem, _run(problem))
@@ -85,9 +83,7 @@ def _stairs(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
 
 @pytest.mark.parametrize(
     "height",
-    slow_unless(
-        (-60.0, -20.0, 125.5), (-300.0, -60.0, -20.0, 0.0, 14.0, 60.0, 100.0, 125.5, 300.0)
-    ),
+    slow_unless((-20.0,), (-300.0, -60.0, -20.0, 0.0, 14.0, 60.0, 100.0, 125.5, 300.0)),
 )
 def test_rows_that_see_nothing_in_their_first_tile_are_within_the_budget(height: float) -> None:
     lists = fovea.create_block_mask(_stairs, None, None, 70, 600, "cpu")
@@ -95,6 +91,7 @@ def test_rows_that_see_nothing_in_their_first_tile_are_within_the_budget(height:
     check_forward(problem, _run(problem))
 
 
+@pytest.mark.slow
 def test_rows_whose_first_terms_vanish_in_part_are_within_the_budget() -> None:
     lists = fovea.create_block_mask(_stairs, None, None, 70, 600, "cpu")
     problem = _problem(_one_key(9.0, 20) - 127.0, block_mask=lists)
@@ -113,11 +110,13 @@ def test_scores_that_move_are_not_computed_twice(name: str) -> None:
     assert _launch(_problem(CURVES[name]))[1] == flat
 
 
+@pytest.mark.slow
 def test_scores_beyond_float32_at_once_are_computed_twice() -> None:
     flat = _launch(_problem(torch.zeros(600)))[1]
     assert _launch(_problem(CURVES["beyond float32 at once"]))[1] > flat
 
 
+@pytest.mark.slow
 def test_row_has_the_same_bits_whatever_its_neighbours_references_do() -> None:
     quiet = _problem(CURVES["up to the limit"])
     loud = _problem(CURVES["up to the limit"])
@@ -127,6 +126,7 @@ def test_row_has_the_same_bits_whatever_its_neighbours_references_do() -> None:
     assert torch.equal(own.lse[..., ::2], beside.lse[..., ::2])
 
 
+@pytest.mark.slow
 def test_schedules_agree_bit_for_bit() -> None:
     problem = _problem(CURVES["past the limit by degrees"], seqlen_q=200, causal=True)
     first = _run(problem, seed=1)
