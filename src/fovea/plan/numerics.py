@@ -46,8 +46,8 @@ OPTIMISTIC_SUM_LIMIT = 2.0**100
 # The same where exponentials are done in software, whose highest is 2^EXP2_HIGHEST.
 SOFTWARE_SUM_LIMIT = 2.0**64
 OPTIMISTIC_SUM_LEAST = 2.0**-64
-# The same where P is float16: what a thread's sum of a tile must stay below, as no P can be greater
-# than it. float16 ends at 2^16.
+# What a thread's sum of a tile must stay below where P is float16, which ends at 2^16: no P can be
+# greater than the sum.
 HALF_SUM_LIMIT = 2.0**15
 # What rounding leaves of a reference, up to half its last place, is in every exponent of its row.
 # From here on, in log2 units, that may be more than exp2 bears. Two scores that differ do so by as

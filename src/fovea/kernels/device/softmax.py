@@ -53,8 +53,13 @@ def row_maximum(acc: cute.Tensor, row: int, start: cutlass.Float32) -> cutlass.F
     result = chains[0]
     for chain in chains[1:]:
         result = larger(result, chain)
-    result = larger(result, cute.arch.shuffle_sync_bfly(result, offset=1))
-    return larger(result, cute.arch.shuffle_sync_bfly(result, offset=2))
+    return largest_of_lanes(result)
+
+
+def largest_of_lanes(value: cutlass.Float32) -> cutlass.Float32:
+    """Return the maximum over the four lanes that share a row, NaN if one is."""
+    value = larger(value, cute.arch.shuffle_sync_bfly(value, offset=1))
+    return larger(value, cute.arch.shuffle_sync_bfly(value, offset=2))
 
 
 def larger(a: cutlass.Float32, b: cutlass.Float32) -> cutlass.Float32:

@@ -14,7 +14,7 @@ import cutlass
 import cutlass.cute as cute
 
 from fovea.kernels.device.ptx import bits_of
-from fovea.kernels.device.softmax import ROWS_PER_THREAD, larger, scale_row
+from fovea.kernels.device.softmax import ROWS_PER_THREAD, largest_of_lanes, scale_row
 from fovea.kernels.device.values import select
 from fovea.kernels.sm90.forward.products import Products
 from fovea.kernels.sm90.forward.rows import RowState
@@ -48,9 +48,7 @@ def _move(products: Products, state: RowState, row: int, scale_log2: cutlass.Flo
 
     Its maximum becomes what that is a reference of, for a tile that may take it up.
     """
-    peak = state.tile_sum[row]
-    peak = larger(peak, cute.arch.shuffle_sync_bfly(peak, offset=1))
-    peak = larger(peak, cute.arch.shuffle_sync_bfly(peak, offset=2))
+    peak = largest_of_lanes(state.tile_sum[row])
     is_unset = _is_unset(state, row)
     has_keys = peak != 0.0
     is_far = ~(peak < HALF_SUM_LIMIT) | (is_unset & has_keys)
