@@ -11,7 +11,7 @@ one word that differ in size. Invariant: a write that leaves the bytes of a word
 report; the word is not watched after it.
 """
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,15 +95,7 @@ class GlobalShadow:
             int(row[_INSTRUCTION]), int(row[_CLUSTER]), int(row[_AGENT]), access.warp.cta.cluster
         )
         rule = "the memory of ld.global.nc and ldu must be read-only while the kernel runs"
-        raise RaceError(
-            f"race: read by {access.describe()} of global memory last written by {other}; {rule}",
-            access.warp.where(
-                access.instruction, address=4 * _cell(cells, position), space="allocation offset"
-            ),
-            other,
-            rule,
-            other,
-        )
+        raise _race(access, "read", _cell(cells, position), _Before("written", other), rule)
 
     def on_write(
         self,
@@ -175,14 +167,7 @@ class GlobalShadow:
         rule = "no barrier, phase or wait orders the two accesses"
         if cluster != access.warp.cta.cluster.number + 1:
             rule = "no release and acquire on global memory order the two clusters"
-        raise RaceError(
-            f"race: write by {access.describe()} of global memory last read by {other}; {rule}",
-            access.warp.where(
-                access.instruction, address=4 * _cell(cells, position), space="allocation offset"
-            ),
-            other,
-            rule,
-        )
+        raise _race(access, "write", _cell(cells, position), _Before("read", other), rule)
 
     def _late(self, cells: Any, access: Access, byte_mask: Any) -> Array | None:
         """Return which words were last written by somebody the access does not know of."""
@@ -237,15 +222,7 @@ class GlobalShadow:
             rule = "a generic write needs fence.proxy.async before the async proxy may touch it"
         elif not is_own:
             rule = "no release and acquire on global memory order the two clusters"
-        raise RaceError(
-            f"race: {what} by {access.describe()} of global memory last written by {other}; {rule}",
-            access.warp.where(
-                access.instruction, address=4 * _cell(cells, position), space="allocation offset"
-            ),
-            other,
-            rule,
-            other,
-        )
+        raise _race(access, what, _cell(cells, position), _Before("written", other), rule)
 
     def _describe(self, instruction: int, number: int, agent: int, cluster: Any) -> str:
         place = self._races.instructions[instruction]
@@ -254,6 +231,25 @@ class GlobalShadow:
         if 0 <= agent < warps * len(cluster.ctas):
             text += f" CTA {agent // warps} warp {agent % warps}"
         return text
+
+
+class _Before(NamedTuple):
+    """The earlier access of a race: "read" or "written", and by whom."""
+
+    how: str
+    who: str
+
+
+def _race(access: Access, what: str, cell: int, before: _Before, rule: str) -> RaceError:
+    """Return the report of an access that an earlier one of the same word is not ordered with."""
+    return RaceError(
+        f"race: {what} by {access.describe()} of global memory last {before.how} by {before.who}; "
+        f"{rule}",
+        access.warp.where(access.instruction, address=4 * cell, space="allocation offset"),
+        before.who,
+        rule,
+        before.who if before.how == "written" else "",
+    )
 
 
 def _cell(cells: Any, position: int) -> int:
