@@ -287,6 +287,20 @@ class ForwardPlan:
         return has_limits or features.block_lists or features.key_ranges
 
     @property
+    def masks_later_tiles(self) -> bool:
+        """True where cut tiles beside a query tile's first are worth a step of their own.
+
+        The rows of a warpgroup lie on one tile of a causal diagonal that starts at a tile's edge,
+        as it does where queries and keys are equally many: the rare second one is left to the step
+        that fits every tile, and the kernel is a fifth shorter.
+        """
+        if not (self.is_optimistic and self.is_banded):
+            return False
+        features = self.features
+        is_diagonal = not (features.limit_left or features.block_lists or features.key_ranges)
+        return not (is_diagonal and self.tile_n % WARPGROUP_ROWS == 0)
+
+    @property
     def is_dynamic(self) -> bool:
         """True where CTAs draw query tiles from a counter, since tiles differ in work.
 

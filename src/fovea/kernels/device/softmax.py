@@ -105,11 +105,12 @@ def exponentiate_row(
 
     With a slope, slope_log2 * column_of_register is added to the exponent.
     """
+    start = -reference_log2
     for column in range(columns_per_thread(acc)):
         idx = register_idx(row, column)
-        offset = -reference_log2
+        offset = start
         if slope_log2 is not None:
-            offset = slope_log2 * cutlass.Float32(float(column_of_register(column))) + offset
+            offset = slope_log2 * cutlass.Float32(float(column_of_register(column))) + start
         acc[idx] = cute.math.fma(acc[idx], scale_log2, offset)
     return powers_of_row(acc, row)
 

@@ -20,7 +20,6 @@ from fovea.kernels.device.softmax import (
     ROWS_PER_THREAD,
     add_lanes,
     close_row,
-    column_of_register,
     columns_per_thread,
     register_idx,
     row_in_warpgroup,
@@ -30,9 +29,10 @@ from fovea.kernels.device.values import select
 from fovea.kernels.portable.tensors import Outputs
 from fovea.kernels.sm90.forward.arguments import SharedTiles
 from fovea.kernels.sm90.forward.redo import judge
-from fovea.plan.roles import WARPGROUP_THREADS
+from fovea.plan.roles import WARP_SIZE, WARPGROUP_THREADS
 from fovea.plan.sm90_tiles import WARPGROUP_ROWS, WARPS_PER_WARPGROUP
 
+_ROWS_PER_WARP = WARPGROUP_ROWS // WARPS_PER_WARPGROUP
 _STORE_BARRIER = 8  # named barriers 8.., one per consumer; 1.. are the turnstile
 
 
@@ -79,7 +79,7 @@ def run(
         if finish.is_redo == 0:
             _write_tile(plan, outputs, shared, products, state, finish)
         else:
-            _write_rows(plan, outputs, shared, products.acc_o, state, band, finish)
+            _write_rows(plan, outputs, shared, products, state, finish)
     else:
         _write_tile(plan, outputs, shared, products, state, finish)
 
@@ -159,39 +159,31 @@ def _write_row_numbers(
 
 @cute.jit
 def _write_rows(
-    plan: cutlass.Constexpr,
-    outputs: Outputs,
-    shared: SharedTiles,
-    acc_o: cute.Tensor,
-    state,
-    band: Band,
-    finish: Finish,
+    plan: cutlass.Constexpr, outputs: Outputs, shared: SharedTiles, products, state, finish: Finish
 ):
-    """Write the flagged rows of a redo straight to global memory.
+    """Write the flagged rows of a redo, a warp a row, from shared memory to global memory.
 
     The first attempt's store of this tile must be complete, or it could land on top of these rows.
     """
+    _stage_output(plan, shared, products, finish)
     warp_in_group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
     if warp_in_group == 0:
         cute.arch.cp_async_bulk_wait_group(0)
     warpgroup_barrier(finish.consumer)
-    first_column = _slice(plan, finish) * plan.head_dim_v
-    columns = outputs.mO_rows.shape[-1]
-    dtype = element_type(plan)
+    flags = (finish.is_redo - 1) * plan.tile_m + finish.consumer * WARPGROUP_ROWS
     for row in cutlass.range_constexpr(ROWS_PER_THREAD):
-        in_group = row_in_warpgroup(finish.thread, row)
-        q_idx = finish.first_row + in_group
-        flag = shared.work.flags[
-            (finish.is_redo - 1) * plan.tile_m + finish.consumer * WARPGROUP_ROWS + in_group
-        ]
-        if flag != 0:
+        if shared.work.flags[flags + row_in_warpgroup(finish.thread, row)] != 0:
             _write_row_numbers(plan, outputs, state, finish, row)
-            gO = _row_of(plan, outputs, finish.walk, q_idx)
-            for column in cutlass.range_constexpr(columns_per_thread(acc_o)):
-                d_idx = first_column + column_of_register(column) + 2 * (finish.thread % 4)
-                if d_idx < columns:
-                    value = acc_o[register_idx(row, column)].to(dtype)
-                    gO[d_idx] = value
+    first_column = _slice(plan, finish) * plan.head_dim_v
+    columns = cutlass.min(outputs.mO_rows.shape[-1] - first_column, plan.head_dim_v)
+    for in_warp in cutlass.range(_ROWS_PER_WARP, unroll=1):
+        in_group = warp_in_group * _ROWS_PER_WARP + in_warp
+        if shared.work.flags[flags + in_group] != 0:
+            gO = _row_of(plan, outputs, finish.walk, finish.first_row + in_group)
+            for column in cutlass.range(cute.arch.lane_idx(), columns, WARP_SIZE, unroll=1):
+                gO[first_column + column] = shared.sO[in_group, column, finish.q_stage]
+    # The stage's next Q comes through the async proxy.
+    cute.arch.fence_view_async_shared()
     free_unused(plan, shared, finish.consumer, finish.q_stage)
 
 

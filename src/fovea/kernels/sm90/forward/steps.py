@@ -56,14 +56,15 @@ def wants_any(plan, at: Visit, is_redo: cutlass.Int32) -> cutlass.Boolean | bool
     if not plan.is_optimistic:
         # Without limits only the tile at the end of the keys is cut, and the first step had that.
         return (at.is_cut | at.is_partial) if plan.is_banded else False
-    if plan.features.block_lists:
+    leaves_cut = plan.features.block_lists or not plan.masks_later_tiles
+    if plan.is_banded and leaves_cut:
         return (is_redo != 0) | at.is_cut
     return is_redo != 0
 
 
 def wants_masked(plan, at: Visit) -> cutlass.Boolean | bool:
     """Return whether a tile gets the masked step, which leaves the reference alone."""
-    if not (plan.is_optimistic and plan.is_banded):
+    if not plan.masks_later_tiles:
         return False
     return at.is_partial if plan.features.block_lists else at.is_cut
 
