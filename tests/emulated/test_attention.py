@@ -18,7 +18,6 @@ BACKEND = "emulator:sm90"
 # A feature each, in few kernels: those that share one are cheap. The rest is marked slow.
 QUICK = (
     "dense",
-    "one query",
     "one key",
     "seven by 127",
     "d5 dv3",
@@ -30,7 +29,6 @@ QUICK = (
     "everything",
     "packed causal idle rows",
     "packed pages of 24 causal",
-    "packed no keys",
 )
 
 

@@ -24,11 +24,7 @@ HUGE = {
 }
 
 
-QUICK = (
-    ("scale 1e9", torch.bfloat16, "emulator:sm90"),
-    ("scale -1e9", torch.float16, "emulator:sm90"),
-    ("scale 1e9", torch.bfloat16, "emulator:sm100"),
-)
+QUICK = (("scale 1e9", torch.bfloat16, "emulator:sm90"),)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def _shape(seqlen_q: int, seqlen_kv: int, head_dim: int = 64, **changes) -> Shap
     return Shape(seqlen_q=seqlen_q, seqlen_kv=seqlen_kv, head_dim=head_dim, **changes)
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, pytest.param(128, marks=pytest.mark.slow)])
 def test_documents_are_within_the_budget(head_dim: int) -> None:
     _check(_problem(_shape(400, 400, head_dim), _documents(30, 170, 1, 199)))
 

@@ -93,7 +93,8 @@ def test_sink_joins_once_and_maximum_is_exact(head_dims, splits):
     check_forward(problem, run(problem, splits))
 
 
-@pytest.mark.parametrize("splits", [pytest.param(1, marks=pytest.mark.slow), 5])
+@pytest.mark.slow
+@pytest.mark.parametrize("splits", [1, 5])
 def test_mods_see_the_head_of_each_row(splits):
     table = torch.linspace(-1, 1, 6)
     problem = problem_of(
