@@ -2,8 +2,10 @@
 
 import importlib.util
 import inspect
+import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -110,6 +112,24 @@ def test_every_folder_of_tests_is_in_the_table_of_contributing():
     named = re.findall(r"^\| `tests/([a-z]+)` \|", table, re.MULTILINE)
     folders = [path.name for path in (ROOT / "tests").iterdir() if path.is_dir()]
     assert sorted(named) == sorted(name for name in folders if not name.startswith(("_", ".")))
+
+
+def _ratios(name: str, peer: str) -> list[float]:
+    path = ROOT / "benchmarks" / "results" / "h200" / f"{name}.json"
+    rows = json.loads(path.read_text())["rows"]
+    return [row["fovea"] / row[peer] for row in rows if row.get(peer)]
+
+
+def test_readme_has_the_ratios_of_the_committed_results():
+    text = " ".join((ROOT / "README.md").read_text().split())
+    fa3 = _ratios("forward", "fa3")
+    mean = statistics.geometric_mean(fa3)
+    assert (
+        f"the forward runs at {min(fa3):.2f} to {max(fa3):.2f} of FlashAttention-3's steady rate "
+        f"over {len(fa3)} shapes ({mean:.2f} in the mean)"
+    ) in text
+    flex = _ratios("forward_mods", "flex") + _ratios("block_sparse", "flex")
+    assert f"at {min(flex):.1f} to {max(flex):.1f} of torch's compiled `flex_attention`" in text
 
 
 def test_pages_keep_to_their_length():
