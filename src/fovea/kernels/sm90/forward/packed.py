@@ -201,11 +201,16 @@ def _write_row(
     dtype: cutlass.Constexpr,
 ):
     """Write this thread's registers of a row, two columns at a time."""
-    for column in cutlass.range_constexpr(0, columns_per_thread(acc_o), 2):
-        # In units of pairs: registers hold columns 8 j + 2 lane and the one beside.
-        pair_idx = column_of_register(column) // 2 + thread % 4
-        if 2 * pair_idx < mRow.shape[0]:
-            pair = cute.make_rmem_tensor(2, dtype)
-            for side in cutlass.range_constexpr(2):
-                pair[side] = acc_o[register_idx(row, column + side)].to(dtype)
-            cute.autovec_copy(pair, cute.local_tile(mRow, (2,), (pair_idx,)))
+    # In units of pairs: registers hold columns 8 j + 2 lane and the one beside.
+    pairs = columns_per_thread(acc_o) // 2
+    rounded = cute.make_rmem_tensor((2, pairs), dtype)
+    is_column = cute.make_rmem_tensor((1, pairs), cutlass.Boolean)
+    for pair in cutlass.range_constexpr(pairs):
+        for side in cutlass.range_constexpr(2):
+            rounded[side, pair] = acc_o[register_idx(row, 2 * pair + side)].to(dtype)
+        is_column[pair] = column_of_register(2 * pair) + 2 * (thread % 4) < mRow.shape[0]
+    word = cutlass.Uint32 if dtype.width == 16 else cutlass.Uint64
+    first = cute.recast_ptr(mRow.iterator, dtype=word) + thread % 4
+    mPairs = cute.make_tensor(first, cute.make_layout((1, pairs), stride=(1, 4)))
+    atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), word, num_bits_per_copy=word.width)
+    cute.copy(atom, cute.recast_tensor(rounded, word), mPairs, pred=is_column)
