@@ -28,7 +28,6 @@ QUICK = (
     "one query",
     "seven by 127",
     "rising 300 causal",
-    "packed pages of 24 causal",
 )
 _FLAT = Shape(seqlen_q=129, seqlen_kv=300, heads_q=1, heads_kv=1, head_dim=64)
 
