@@ -6,7 +6,8 @@
 From the repository's root, with `src` and `.` on PYTHONPATH. No GPU is needed. Every compilation
 has a process of its own, with nothing cached; its processor time counts, which is what it takes on
 an idle core, and of REPEATS the least, since other work on the machine only ever adds to it. What
-importing takes before (torch, the compiler) is a column of its own. Writes compile.json.
+importing torch and fovea takes before is a column of its own; importing the compiler counts.
+Writes compile.json.
 """
 
 import argparse

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 WARP_SIZE = 32
 WARPGROUP_THREADS = 128
+WARPS_PER_WARPGROUP = WARPGROUP_THREADS // WARP_SIZE
 REGISTERS_PER_SM = 65536  # 32-bit; CUDA C++ programming guide, compute capability 9.0 and 10.0
 REGISTERS_PER_THREAD_MAX = 255
 SETMAXNREG_GRANULE = 8  # PTX ISA, setmaxnreg: the count is a multiple of 8 in 24..256

@@ -13,7 +13,7 @@ from fovea.plan import mod_weight
 from fovea.plan.combine import CombinePlan
 from fovea.plan.features import ForwardFeatures
 from fovea.plan.pipeline import BARRIER_BYTES, Edge
-from fovea.plan.roles import WARP_SIZE, Role, check_roles
+from fovea.plan.roles import WARP_SIZE, WARPS_PER_WARPGROUP, Role, check_roles
 from fovea.plan.sequences import SEQUENCE_WORDS
 from fovea.plan.sm100_tiles import (
     CHUNK_COLUMNS,
@@ -29,7 +29,6 @@ from fovea.plan.sm100_tiles import (
 from fovea.plan.tensor_memory import TensorRegion, check_regions
 
 TILE_M = STREAMS * STREAM_ROWS
-WARPS_PER_WARPGROUP = 4
 WORK_WORDS_LIMIT = 32  # 32-bit words of an announcement, at most
 LAUNCH_RESPONSE_BYTES = 16  # of cluster launch control, also their alignment
 WORK_STAGES = 2  # query tiles announced ahead: one being computed, one being loaded

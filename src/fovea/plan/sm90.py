@@ -12,14 +12,13 @@ from typing import Literal
 from fovea.plan.combine import CombinePlan
 from fovea.plan.features import ForwardFeatures
 from fovea.plan.pipeline import BARRIER_BYTES, Edge
-from fovea.plan.roles import WARPGROUP_THREADS, Role, check_roles
+from fovea.plan.roles import WARPGROUP_THREADS, WARPS_PER_WARPGROUP, Role, check_roles
 from fovea.plan.sequences import SEQUENCE_WORDS
 from fovea.plan.sm90_tiles import (
     ELEMENT_BYTES,
     SHARED_ALIGNMENT,
     SHARED_BYTES_PER_CTA,
     WARPGROUP_ROWS,
-    WARPS_PER_WARPGROUP,
     WIDEST_SLICE,
     Length,
     TileShape,
@@ -298,7 +297,7 @@ class ForwardPlan:
             return False
         features = self.features
         is_diagonal = not (features.limit_left or features.block_lists or features.key_ranges)
-        return not (is_diagonal and self.tile_n % WARPGROUP_ROWS == 0)
+        return not is_diagonal or self.tile_n % WARPGROUP_ROWS != 0
 
     @property
     def is_dynamic(self) -> bool:

@@ -14,7 +14,6 @@ from fovea.plan.mod_weight import adds_line, are_heavy, load_by_key
 SHARED_BYTES_PER_CTA = 232448  # 227 KiB, the opt-in limit of compute capability 9.0
 SHARED_ALIGNMENT = 1024  # a 128-byte swizzle atom spans 8 rows of 128 bytes
 WARPGROUP_ROWS = 64  # rows of one wgmma
-WARPS_PER_WARPGROUP = 4
 WIDEST_SLICE = 256  # columns of O: 128 registers of a thread
 ELEMENT_BYTES = 2
 

@@ -1,8 +1,8 @@
-"""Conditions: choice without a branch, and branches that whole warps take.
+"""Conditions and the warp: choice without a branch, branches that whole warps take.
 
-Lives here: `select`, `is_in_all_lanes`, and a lane's value in all. Not here: anything on fragments.
-Invariant: `select`'s result has the DSL type of both values (the DSL's own primitive returns an
-untyped value).
+Lives here: `select`, `is_in_all_lanes`, a lane's value in all, which warp this is. Not here:
+anything on fragments. Invariant: `select`'s result has the DSL type of both values (the DSL's own
+primitive returns an untyped value).
 """
 
 from typing import TypeVar
@@ -11,7 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cutlass_dsl import select_
 
-from fovea.plan.roles import WARP_SIZE
+from fovea.plan.roles import WARP_SIZE, WARPS_PER_WARPGROUP
 
 Scalar = TypeVar("Scalar", bound=cutlass.Numeric)
 
@@ -33,3 +33,8 @@ def is_in_all_lanes(condition: cutlass.Boolean) -> cutlass.Boolean:
     divergent, and leave the uniform registers.
     """
     return cute.arch.vote_all_sync(condition)
+
+
+def warp_in_warpgroup() -> cutlass.Int32:
+    """Return which of its warpgroup's four warps this is, as the compiler knows to be uniform."""
+    return cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP

@@ -16,7 +16,7 @@ from fovea.kernels.device.packing import Row as Place
 from fovea.kernels.device.pipeline import stage_of
 from fovea.kernels.device.scheduler import split_of
 from fovea.kernels.device.softmax import finite_reference, larger
-from fovea.kernels.device.values import is_in_all_lanes, select
+from fovea.kernels.device.values import is_in_all_lanes, select, warp_in_warpgroup
 from fovea.kernels.device.work import STOP, Work, demand_redo, receive, release_work
 from fovea.kernels.portable.tensors import Outputs
 from fovea.kernels.sm100 import tmem
@@ -40,8 +40,7 @@ from fovea.plan.numerics import (
     SOFTWARE_HUGE_REFERENCE,
     SOFTWARE_SUM_LIMIT,
 )
-from fovea.plan.roles import WARPGROUP_THREADS
-from fovea.plan.sm100 import WARPS_PER_WARPGROUP
+from fovea.plan.roles import WARPGROUP_THREADS, WARPS_PER_WARPGROUP
 from fovea.plan.sm100_tiles import STREAM_ROWS, STREAMS
 
 
@@ -114,7 +113,7 @@ def _part(
     row_max: cutlass.Float32,
 ) -> Part:
     """Wait for an O; return the part of this thread's row."""
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
+    warp = warp_in_warpgroup()
     wait(shared.signals.o_full + output, item)
     tmem.after_wait()
     first = tmem.warp_rows(shared.tensor_memory, warp) + plan.column("o")
@@ -145,7 +144,7 @@ def _rows(
     """Write 128 rows of a query tile: those of one stream, or of both where they share them."""
     walk = work.walk
     thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
+    warp = warp_in_warpgroup()
     tile = rows_of(plan, shared.rank, stream)
     slot = stage_of(use, plan.work_edge)
     flag_slot = select(work.is_redo == 0, slot, work.is_redo - 1)

@@ -20,7 +20,7 @@ from fovea.kernels.device.kv_walk import Visit, Walk, band_of_walk, kv_tile
 from fovea.kernels.device.mods import ModTable
 from fovea.kernels.device.score import Scalars, TileKind, exponent_scale
 from fovea.kernels.device.softmax import finite_reference, larger
-from fovea.kernels.device.values import is_in_all_lanes, select
+from fovea.kernels.device.values import is_in_all_lanes, select, warp_in_warpgroup
 from fovea.kernels.device.work import STOP, Work, receive, release_work
 from fovea.kernels.portable.tensors import Outputs
 from fovea.kernels.sm100 import tmem
@@ -57,8 +57,7 @@ from fovea.kernels.sm100.forward.streams import (
 )
 from fovea.kernels.sm100.signals import tell, tell_products, wait, wait_before
 from fovea.plan.numerics import LAZY_RESCALE_LOG2, LOG2_E
-from fovea.plan.roles import WARP_SIZE, WARPGROUP_THREADS
-from fovea.plan.sm100 import WARPS_PER_WARPGROUP
+from fovea.plan.roles import WARP_SIZE, WARPGROUP_THREADS, WARPS_PER_WARPGROUP
 from fovea.plan.sm100_tiles import CHUNK_COLUMNS, STREAM_ROWS, STREAMS
 
 # Of S, that a loop over a row takes at a time: mods that need it also need registers.
@@ -309,7 +308,7 @@ def _of_both_halves(
     slot = done & 1
     maxima = this.shared.maxima
     maxima[slot, this.group, this.row] = own_max
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
+    warp = warp_in_warpgroup()
     cute.arch.barrier(barrier_id=_FIRST_PAIR_BARRIER + warp, number_of_threads=2 * WARP_SIZE)
     return larger(own_max, maxima[slot, this.group ^ 1, this.row])
 

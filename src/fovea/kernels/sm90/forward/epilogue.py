@@ -25,12 +25,12 @@ from fovea.kernels.device.softmax import (
     row_in_warpgroup,
     scale_row,
 )
-from fovea.kernels.device.values import select
+from fovea.kernels.device.values import select, warp_in_warpgroup
 from fovea.kernels.portable.tensors import Outputs
 from fovea.kernels.sm90.forward.arguments import SharedTiles
 from fovea.kernels.sm90.forward.redo import judge
-from fovea.plan.roles import WARP_SIZE, WARPGROUP_THREADS
-from fovea.plan.sm90_tiles import WARPGROUP_ROWS, WARPS_PER_WARPGROUP
+from fovea.plan.roles import WARP_SIZE, WARPGROUP_THREADS, WARPS_PER_WARPGROUP
+from fovea.plan.sm90_tiles import WARPGROUP_ROWS
 
 _ROWS_PER_WARP = WARPGROUP_ROWS // WARPS_PER_WARPGROUP
 _STORE_BARRIER = 8  # named barriers 8.., one per consumer; 1.. are the turnstile
@@ -166,7 +166,7 @@ def _write_rows(
     The first attempt's store of this tile must be complete, or it could land on top of these rows.
     """
     _stage_output(plan, shared, products, finish)
-    warp_in_group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
+    warp_in_group = warp_in_warpgroup()
     if warp_in_group == 0:
         cute.arch.cp_async_bulk_wait_group(0)
     warpgroup_barrier(finish.consumer)
@@ -209,7 +209,7 @@ def free_unused(
     """Free a Q stage that stages no output. Signals: q_empty."""
     # Every warp must be done reading it.
     warpgroup_barrier(consumer)
-    warp_in_group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
+    warp_in_group = warp_in_warpgroup()
     if warp_in_group == 0:
         if cute.arch.lane_idx() == 0:
             cute.arch.mbarrier_arrive(shared.q.empty + q_stage)
@@ -236,7 +236,7 @@ def _store_output(plan: cutlass.Constexpr, outputs: Outputs, shared: SharedTiles
     cute.arch.fence_view_async_shared()
     warpgroup_barrier(finish.consumer)
     walk = finish.walk
-    warp_in_group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
+    warp_in_group = warp_in_warpgroup()
     if warp_in_group == 0:
         if cutlass.const_expr(plan.features.varlen):
             its = walk.sequence
@@ -284,7 +284,7 @@ def free_staged(plan: cutlass.Constexpr, shared: SharedTiles, staged: cutlass.In
 @cute.jit
 def _free(shared: SharedTiles, stage: cutlass.Int32):
     """Wait until the copy engine has read a stage, then hand it back. The storing warp acts."""
-    warp_in_group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
+    warp_in_group = warp_in_warpgroup()
     if warp_in_group == 0:
         cute.arch.cp_async_bulk_wait_group(0, read=True)
         if cute.arch.lane_idx() == 0:

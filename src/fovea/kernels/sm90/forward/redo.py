@@ -28,8 +28,8 @@ from fovea.kernels.device.values import select
 from fovea.kernels.device.work import demand_redo
 from fovea.kernels.sm90.forward.arguments import SharedTiles
 from fovea.plan.numerics import OPTIMISTIC_SUM_LEAST, OPTIMISTIC_SUM_LIMIT
-from fovea.plan.roles import WARP_SIZE
-from fovea.plan.sm90_tiles import WARPGROUP_ROWS, WARPS_PER_WARPGROUP
+from fovea.plan.roles import WARP_SIZE, WARPS_PER_WARPGROUP
+from fovea.plan.sm90_tiles import WARPGROUP_ROWS
 
 
 @cute.jit

@@ -56,8 +56,7 @@ def wants_any(plan, at: Visit, is_redo: cutlass.Int32) -> cutlass.Boolean | bool
     if not plan.is_optimistic:
         # Without limits only the tile at the end of the keys is cut, and the first step had that.
         return (at.is_cut | at.is_partial) if plan.is_banded else False
-    leaves_cut = plan.features.block_lists or not plan.masks_later_tiles
-    if plan.is_banded and leaves_cut:
+    if plan.is_banded and (plan.features.block_lists or not plan.masks_later_tiles):
         return (is_redo != 0) | at.is_cut
     return is_redo != 0
 
