@@ -114,7 +114,7 @@ def _of_full_blocks(grid: BlockGrid, states: Tensor) -> tuple[Tensor, Tensor, Te
     past = (first_key + grid.block_kv).clamp(max=grid.seqlen_kv)
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     # Some block rows at a time: positions take eight times as much memory as states.
-    for part in states.split(max(1, _STEP_BLOCKS // states.shape[3]), 2):
+    for part in torch.split(states, max(1, _STEP_BLOCKS // states.shape[3]), 2):
         is_full = part == FULL
         begin = torch.where(is_full, first_key, NOWHERE).amin(3)
         end = torch.where(is_full, past, 0).amax(3)
