@@ -9,6 +9,7 @@ import fovea
 from fovea.arch import SM90, arch_named
 from fovea.emulator import Options
 from fovea.plan.select import FEW_QUERIES, forward_plan, length_of
+from fovea.plan.sm90 import ForwardPlan
 from fovea.problem import ForwardResult, Request, make_dense
 from fovea.runtime.emulated import emulate
 from fovea.testing.inputs import Shape, dense_qkv
@@ -67,6 +68,21 @@ def test_machine_smaller_than_a_cluster_runs_one() -> None:
     assert forward_plan(problem, SM90).cluster == 2
     result, (launch,) = emulate(problem, SM90, num_sms=1)
     assert {cta for cta, _ in launch.counters_by_warp} == {(0, 0, 0), (1, 0, 0)}
+    judgement = judge_problem(problem, result)
+    assert judgement.wrong is None, judgement.wrong
+
+
+def test_pair_that_passes_over_uses_waits_once_for_each_of_its_own() -> None:
+    q, k, v = dense_qkv(
+        Shape(seqlen_q=384, seqlen_kv=2048, heads_q=1, heads_kv=1, head_dim=256),
+        dtype=torch.bfloat16,
+    )
+    # A window: few of the long plan's tiles are computed.
+    problem = make_dense(q, k, v, Request(causal=True, window=(128, 0), wants_lse=True))
+    plan = forward_plan(problem, SM90)
+    assert isinstance(plan, ForwardPlan)
+    assert plan.passes_uses
+    result, _ = emulate(problem, SM90, num_sms=2)
     judgement = judge_problem(problem, result)
     assert judgement.wrong is None, judgement.wrong
 

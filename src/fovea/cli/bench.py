@@ -9,13 +9,13 @@ from typing import Annotated, Any, cast
 
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
 import fovea
 from fovea.cli import peers
 from fovea.cli.call import Call
+from fovea.cli.console import output
 from fovea.cli.options import (
     Backend,
     Causal,
@@ -55,13 +55,13 @@ def run(
         dout = torch.randn_like(calls["fovea"]())
         calls = {name: _with_backward(call, (q, k, v), dout) for name, call in calls.items()}
     timings = time_interleaved(calls, device)
-    console = Console()
+    console = output()
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     passes = "forward + backward" if backward else "forward"
-    console.print(f"{wanted}, {passes}, {name}, torch {torch.__version__}", highlight=False)
+    console.print(f"{wanted}, {passes}, {name}, torch {torch.__version__}")
     console.print(_table(timings, _num_flops(wanted, backward=backward)))
     if len(calls) == 1:
-        console.print(f"no peer: {_why_alone(wanted, device)}", highlight=False)
+        console.print(f"no peer: {_why_alone(wanted, device)}")
 
 
 def _calls(

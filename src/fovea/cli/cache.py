@@ -9,9 +9,9 @@ import time
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from fovea.cli.console import output
 from fovea.compile import artifact as artifacts
 from fovea.compile import cache
 
@@ -37,7 +37,7 @@ def show(
             )
         )
         return
-    console = Console()
+    console = output()
     if not entries:
         console.print(f"{folder.root} holds no compiled kernel")
         return

@@ -9,11 +9,11 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 
 import fovea
 from fovea.api.explain import call_problem
 from fovea.arch import ARCHS
+from fovea.cli.console import output
 from fovea.cli.kernel import compile_forward, resource_table
 from fovea.cli.options import (
     BlockMask,
@@ -72,7 +72,7 @@ def run(
     fovea.precompile(*inputs[:3], archs=(chosen.name,), bundle=bundle, **inputs.keywords)
     seconds = time.perf_counter() - start
     kernel = compile_forward(problem, chosen)  # in the cache by now
-    console = Console(highlight=False)
+    console = output()
     record = kernel.artifact.record
     console.print(f"{record.name} for {record.target}, its variants too: {seconds:.1f} s")
     console.print(resource_table(kernel))

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from fovea.arch import ARCHS
 from fovea.cli.call import EMULATED, Shape
+from fovea.cli.console import output
 from fovea.cli.kernel import compile_forward, resource_table
 from fovea.cli.options import (
     Causal,
@@ -89,7 +90,7 @@ def run(
     problem = make_dense(
         *wanted.make_inputs(torch.device("cpu")), Request(**wanted.keywords, wants_lse=True)
     )
-    console = Console()
+    console = output()
     _warn_of_length(str(wanted), estimate_seconds(wanted.shape, seeds))
     kernel = compile_forward(problem, read_arch(arch))
     console.print(f"{wanted}, kernel {kernel.artifact.record.name}", highlight=False)

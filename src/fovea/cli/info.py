@@ -10,7 +10,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -33,6 +33,12 @@ EXTRAS = {
 }
 # Where the name to import differs from the distribution's.
 IMPORT_NAMES = {"nvidia-cutlass-dsl": "cutlass", "apache-tvm-ffi": "tvm_ffi"}
+# Variables that hold a value, not a path, and what reads them.
+_VALUES: dict[str, Callable[[], object]] = {
+    "FOVEA_CACHE_LIMIT": env.cache_limit_bytes,
+    "FOVEA_CHECK": env.check,
+    "FOVEA_QUIET": env.quiet,
+}
 USAGE = "usage: fovea info [--json]\n"
 
 
@@ -54,7 +60,7 @@ class Facts:
     Attributes:
         packages: version by distribution name, None where it is not installed.
         backends: for each backend, what it can do here or what it lacks.
-        problems: what is wrong with a path that an environment variable names, by that variable.
+        problems: what is wrong with the value of an environment variable, by that variable.
     """
 
     fovea: str
@@ -102,6 +108,11 @@ def _problems(bundle: Path | None, runtime_library: Path | None) -> dict[str, st
         found["FOVEA_BUNDLE"] = "no such folder"
     if runtime_library is not None and not runtime_library.is_file():
         found["FOVEA_RUNTIME_LIBRARY"] = "no such file"
+    for name, read in _VALUES.items():
+        try:
+            read()
+        except ValueError as error:
+            found[name] = str(error)
     return found
 
 
@@ -138,6 +149,7 @@ def as_text(facts: Facts) -> str:
             rows.append((name, f"{path}{holds}"))
         elif name == "bundle":
             rows.append((name, f"none ({variable})"))
+    rows += [(name, facts.problems[name]) for name in _VALUES if name in facts.problems]
     width = max(len(name) for name, _ in rows)
     return "".join(f"{name:<{width}}  {text}\n" for name, text in rows)
 
@@ -239,5 +251,8 @@ def _cache_summary(folder: Path) -> str:
         return "not a folder: correct FOVEA_CACHE_DIR"
     if not sizes:
         return "empty"
-    limit = env.cache_limit_bytes() / 2**20
-    return f"{len(sizes)} files, {sum(sizes) / 2**20:.1f} of at most {limit:.0f} MiB"
+    held = f"{len(sizes)} files, {sum(sizes) / 2**20:.1f}"
+    try:
+        return f"{held} of at most {env.cache_limit_bytes() / 2**20:.0f} MiB"
+    except ValueError:
+        return f"{held} MiB"  # `_problems` says what is wrong with the limit

@@ -47,6 +47,7 @@ _in_process: dict[str, Artifact] = {}
 _in_process_locks: dict[str, threading.Lock] = {}
 _guard = threading.Lock()
 _warned: set[str] = set()
+_unwritten: dict[Path, Artifact] = {}  # by the folder that could not be written
 
 
 def get_artifact(
@@ -89,6 +90,7 @@ def clear() -> int:
     with _guard:
         _in_process.clear()
         _in_process_locks.clear()
+        _unwritten.clear()
     return default_cache().clear()
 
 
@@ -121,7 +123,9 @@ class Cache:
             found = self.load(key)  # another process may have been faster
             if found is not None:
                 return found
-            with progress.compilation(f"{variant.name} for {target}", "first use, then cached"):
+            # To take the lock was to write into the folder.
+            note = "first use" if str(self.root) in _warned else "first use, then cached"
+            with progress.compilation(f"{variant.name} for {target}", note):
                 artifact = compiler(variant, target)
             return self.store(artifact)
 
@@ -129,7 +133,7 @@ class Cache:
         """Return a whole artifact or None; a damaged entry is removed."""
         directory = self._directory(key)
         if not _exists(directory):
-            return None
+            return _unwritten.get(directory)
         try:
             artifact = read_artifact(directory)
             if artifact.record.key != key:
@@ -156,6 +160,7 @@ class Cache:
         except OSError as error:
             shutil.rmtree(staging, ignore_errors=True)
             self._warn_unwritable(error)
+            _unwritten[directory] = artifact
             return artifact
         return Artifact(record=written.record, contents=written.contents, directory=directory)
 

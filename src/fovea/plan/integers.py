@@ -11,6 +11,8 @@ from fovea.mods.graph import REDUCTIONS, Graph, Node
 NARROW_LIMIT = 2**23
 INT32_MAX = 2**31 - 1
 EXACT_FLOAT_MAX = 2**24  # integers up to here are exact in fp32
+# What kernels/device/integer_division.py is exact for.
+LARGEST_DIVIDEND, LARGEST_DIVISOR = 2**26, EXACT_FLOAT_MAX
 _UNBOUNDED = 2**63
 _INTEGERS = ("u8", "i8", "i16", "i32", "i64")
 _STORED_BOUND = {"b1": 1, "u8": 2**8, "i8": 2**7, "i16": 2**15, "i32": INT32_MAX}

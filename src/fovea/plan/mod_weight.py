@@ -67,8 +67,8 @@ def fill_registers(features: ForwardFeatures) -> bool:
     """Return whether mods need too many registers to be spelled out for many columns at a time.
 
     On Blackwell, where a thread has a whole row: those that are heavy, of many nodes, or that for
-    each key read a captured tensor or divide integers. Such a quotient is some thirty
-    instructions: spelled out for all columns it takes the compiler 10 seconds, in a loop 4.
+    each key read a captured tensor or divide integers. Spelled out for all columns quotients take
+    the compiler 10 seconds, where they are of large integers, and in a loop 4.
     """
     has_many_nodes = sum(len(graph.nodes) for graph in features.graphs) > _MOST_SPELLED_OUT_NODES
     divides = any(_divides_by_key(graph) for graph in features.graphs)

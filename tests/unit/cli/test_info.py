@@ -96,6 +96,20 @@ def test_paths_that_lead_nowhere_are_said_to(monkeypatch, tmp_path):
     assert f"{file}  (not a folder: correct FOVEA_CACHE_DIR" in text
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("FOVEA_CHECK", "2"), ("FOVEA_QUIET", "si"), ("FOVEA_CACHE_LIMIT", "much")]
+)
+def test_value_that_no_variable_takes_is_said_to(monkeypatch, tmp_path, name, value):
+    monkeypatch.setenv("FOVEA_CACHE_DIR", str(tmp_path))
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setenv(name, value)
+    lines = info.as_text(info.gather()).splitlines()
+    said = [line for line in lines if line.startswith(f"{name} ")]
+    assert len(said) == 1
+    assert repr(value) in said[0]
+    assert "unset it" in said[0]
+
+
 def test_bundle_that_is_there_has_no_remark(monkeypatch, tmp_path):
     monkeypatch.setenv("FOVEA_BUNDLE", str(tmp_path))
     assert not info.gather().problems

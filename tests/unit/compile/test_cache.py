@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import json
 import os
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from fovea.compile import cache as module
-from fovea.compile import key
+from fovea.compile import key, progress
 from fovea.compile.artifact import FILES, PTX, RECORD, Artifact
 from fovea.compile.bundle import FOLDER, INDEX
 from fovea.compile.cache import Cache, get_artifact
@@ -244,8 +245,9 @@ def _serves_from_memory(
     assert artifact.directory is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # said once, not again
-        cache.get_or_compile(variant, target, compiler=compiler)
-    assert compiler.calls == 2
+        again = cache.get_or_compile(variant, target, compiler=compiler)
+    assert again is artifact
+    assert compiler.calls == 1
     return artifact
 
 
@@ -261,6 +263,27 @@ def test_cache_in_a_read_only_place_serves_from_memory_with_one_warning(
 ) -> None:
     # /proc takes no folder, from root either.
     _serves_from_memory(Cache(Path("/proc/fovea"), GIB), compiler, variant, target)
+
+
+def test_compilation_says_that_it_is_cached_only_where_it_is(
+    cache: Cache,
+    compiler: CountingCompiler,
+    compile_fake: Compile,
+    variant: Any,
+    target: CompileTarget,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    notes: list[str] = []
+
+    def note_of(label: str, note: str) -> contextlib.AbstractContextManager[None]:
+        notes.append(note)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(progress, "compilation", note_of)
+    cache.get_or_compile(variant, target, compiler=compiler)
+    unwritable = Cache(Path("/proc/fovea/notes"), GIB)
+    _serves_from_memory(unwritable, CountingCompiler(compile_fake), variant, target)
+    assert notes == ["first use, then cached", "first use"]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])

@@ -12,13 +12,21 @@ from typing import Any, NamedTuple
 import cutlass
 import cutlass.cute as cute
 
+from fovea.kernels.device.integer_division import divide_floor, make_divisor
 from fovea.kernels.device.mod_affine import Affine, add, scale, subtract, times, to_float
 from fovea.kernels.device.mod_operations import OPERATIONS, cast, wrap
 from fovea.kernels.device.values import select
 from fovea.mods.graph import COMPARISONS, Graph, Node
 from fovea.plan.captures import is_pair, may_be_negative
 from fovea.plan.features import ForwardFeatures
-from fovea.plan.integers import EXACT_FLOAT_MAX, INT32_MAX, integer_bounds, narrow_nodes
+from fovea.plan.integers import (
+    EXACT_FLOAT_MAX,
+    INT32_MAX,
+    LARGEST_DIVIDEND,
+    LARGEST_DIVISOR,
+    integer_bounds,
+    narrow_nodes,
+)
 
 Value = Any  # a DSL scalar
 
@@ -315,12 +323,45 @@ class ModEvaluator:
             compared = self._compare(node_idx, position)
             if compared is not None:
                 return compared
+        if self._divides_small(node):
+            return wrap(self._divide(node, position, score, axes, local), node)
         operands = [self._value(arg, position, score, axes, local) for arg in node.args]
         if node.op == "load":
             may_wrap = [may_be_negative(self._graph, arg) for arg in node.args]
             return _load(self._arguments.captures[node.attrs[0]], operands, may_wrap, node.dtype)
         dtypes = [self._nodes[arg].dtype for arg in node.args]
         return wrap(OPERATIONS[node.op](node, *operands), node, dtypes)
+
+    def _divides_small(self, node: Node) -> bool:
+        """Return whether a node is a quotient or remainder of small integers."""
+        if node.op not in ("floordiv", "mod") or node.dtype in ("i64", *_FLOATS):
+            return False
+        dividend, divisor = (self._bounds[arg] for arg in node.args)
+        return dividend <= LARGEST_DIVIDEND and divisor <= LARGEST_DIVISOR
+
+    def _divide(
+        self,
+        node: Node,
+        position: Position,
+        score: cutlass.Float32 | None,
+        axes: tuple[tuple[Any, int], ...],
+        local: dict[tuple[Any, ...], Value],
+    ) -> Value:
+        """Return a quotient or remainder; those of one pair of numbers share their quotient."""
+        a, b = node.args
+        depends = self._depends[a] | self._depends[b]
+        cache = local if "score" in depends else self._values
+        by_divisor = ("divisor", *self._key(b, position, axes))
+        if by_divisor not in cache:
+            value = cast(self._value(b, position, score, axes, local), node.dtype)
+            cache[by_divisor] = make_divisor(value)
+        divisor = cache[by_divisor]
+        dividend = cast(self._value(a, position, score, axes, local), node.dtype)
+        by_both = ("quotient", self._key(a, position, axes), self._key(b, position, axes))
+        if by_both not in cache:
+            cache[by_both] = divide_floor(dividend, divisor)
+        quotient = cache[by_both]
+        return quotient if node.op == "floordiv" else dividend - quotient * divisor.value
 
     def _reduce(
         self,

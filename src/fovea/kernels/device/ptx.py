@@ -62,6 +62,18 @@ def funnel_left(high: cutlass.Int32, low: cutlass.Int32, count: cutlass.Int32) -
     )
 
 
+def high_product(a: cutlass.Int32, b: cutlass.Int32) -> cutlass.Int32:
+    """Return the high word of the 64-bit product of two signed integers.
+
+    The DSL has no word for it.
+    """
+    return cute.arch.inline_ptx(
+        "mul.hi.s32 {$w0}, {$r0}, {$r1};",
+        write_only_types=[cutlass.Int32],
+        read_only_args=[a, b],
+    )
+
+
 def opaque(value: cutlass.Int32) -> cutlass.Int32:
     """Return the same value, as one that the optimiser knows nothing of.
 

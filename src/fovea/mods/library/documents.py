@@ -47,7 +47,7 @@ def offsets_of(lengths: Sequence[int], device: torch.device | str = "cpu") -> Te
 
 
 def document(ids: Tensor, causal: bool = True) -> MaskMod:
-    """Return a mask inside documents, given each token's document number.
+    """Return a mask inside documents, causal by default, given each token's document number.
 
     Formula: visible(q, kv) = ids[b, q] == ids[b, kv], and q >= kv if causal.
     Shapes: ids (seqlen,) or (batch, seqlen) integers.
