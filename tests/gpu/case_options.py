@@ -138,6 +138,19 @@ def wild_integers(shape: Shape, device: torch.device) -> Options:
     return {"score_mod": score_mod}
 
 
+def small_integers(shape: Shape, device: torch.device) -> Options:
+    """Division and remainder of positions by ints of both signs, which fit 32 bits."""
+    width, step = 20, -3
+
+    def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score + ((kv_idx - q_idx) // step % 7 + kv_idx % width) * 0.05
+
+    def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return ((q_idx - kv_idx) % step == 0) | (q_idx // width == kv_idx // (h + 18))
+
+    return {"score_mod": score_mod, "mask_mod": mask_mod}
+
+
 def empty_and_host(shape: Shape, device: torch.device) -> Options:
     """A table without entries that hidden positions alone read, and a number on the host."""
     table = torch.empty(0, 3, device=device)

@@ -1,11 +1,12 @@
 """Quotients of small integers for mods, rounded down: three instructions for one divisor of many.
 
 Lives here: the multiplier of a divisor, and the quotient by it. The product of 4a + 2 and
-2^(30 + E) / b is 2^(32 + E) times (a + 1/2) / b, so its high word holds the quotient. The half keeps
-that number 1 / (2 |b|) away from every integer, whatever the signs, which is more than the rounding
-of the multiplier amounts to (division by multiplication: Granlund and Montgomery, PLDI 1994). Not
-here: integers that may be larger (`mod_operations.py`). Invariant: exact for every |a| <=
-LARGEST_DIVIDEND and |b| <= LARGEST_DIVISOR of `plan/integers.py`; a divisor of 0 counts as 1.
+2^(30 + E) / b is 2^(32 + E) times (a + 1/2) / b, so its high word holds the quotient. The half
+keeps that number 1 / (2 |b|) away from every integer, whatever the signs, which is more than the
+rounding of the multiplier amounts to (division by multiplication: Granlund and Montgomery, PLDI
+1994). Not here: integers that may be larger (`mod_operations.py`). Invariant: exact for every
+|a| <= LARGEST_DIVIDEND and |b| <= LARGEST_DIVISOR of `plan/integers.py`; a divisor of 0 counts
+as 1.
 
 The multiplier is less than 2 off. So the product is, and |a + 1/2| 2 |b| must stay below half of
 2^(30 + E), where |b| < 2^(1 + E): |a| < 2^27.
