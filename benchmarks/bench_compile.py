@@ -5,12 +5,13 @@
 
 From the repository's root, with `src` and `.` on PYTHONPATH. No GPU is needed. Every compilation
 has a process of its own, with nothing cached; its processor time counts, which is what it takes on
-an idle core, and of REPEATS the least, since other work on the machine only ever adds to it. What
-importing torch and fovea takes before is a column of its own; importing the compiler counts.
-Writes compile.json.
+an idle core, and of ROUNDS through all calls the least, since other work on the machine only ever
+adds to it, for minutes sometimes. What importing torch and fovea takes before is a column of its
+own; importing the compiler counts. Writes compile.json.
 """
 
 import argparse
+import itertools
 import json
 import resource
 import subprocess
@@ -30,7 +31,7 @@ from fovea.plan.select import forward_plan
 from fovea.problem import AttentionProblem, Request, make_dense
 
 RESULT = protocol.RESULTS / "cpu" / "compile.json"
-REPEATS = 2
+ROUNDS = 3
 DIMS = ((64, 64), (128, 128), (192, 128), (256, 256))
 
 
@@ -85,20 +86,17 @@ def compile_once(name: str, arch: str) -> None:
 
 
 def measured(name: str, arch: str) -> dict[str, Any]:
-    """Return the least of the repeats, each in a process of its own."""
+    """Return one measurement, in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.bench_compile", "--once", name, "--arch", arch]
-    rows: list[dict[str, Any]] = []
-    for _ in range(REPEATS):
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        rows.append(json.loads(done.stdout.splitlines()[-1]))
-    best = min(rows, key=lambda row: row["compile"])
-    return {
-        "call": name,
-        "arch": arch,
-        "kernel": best["kernel"],
-        "compile": round(best["compile"], 2),
-        "import": round(min(row["import"] for row in rows), 2),
-    }
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    row = json.loads(done.stdout.splitlines()[-1])
+    seconds = {key: round(row[key], 2) for key in ("compile", "import")}
+    return {"call": name, "arch": arch, "kernel": row["kernel"], **seconds}
+
+
+def better(row: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with the lesser times of two."""
+    return row | {key: min(row[key], other[key]) for key in ("compile", "import")}
 
 
 def main() -> None:
@@ -112,14 +110,15 @@ def main() -> None:
     if options.once:
         compile_once(options.once, archs[0])
         return
-    rows: list[dict[str, Any]] = []
-    for arch in archs:
-        for name in CALLS:
-            if options.word in name:
-                rows.append(measured(name, arch))
-                print(rows[-1])
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for _ in range(ROUNDS):
+        for place in itertools.product(archs, (name for name in CALLS if options.word in name)):
+            row = measured(place[1], place[0])
+            rows[place] = better(row, rows.get(place, row))
+            print(rows[place], flush=True)
     if not options.word:
-        protocol.write_result(RESULT, protocol.cpu_stamp(), "processor seconds, cold", rows)
+        found = list(rows.values())
+        protocol.write_result(RESULT, protocol.cpu_stamp(), "processor seconds, cold", found)
 
 
 if __name__ == "__main__":
